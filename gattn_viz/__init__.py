@@ -1,0 +1,62 @@
+"""Attention maps, attention-sink statistics and gate scores of gated-attention language models.
+
+The names below are what a notebook needs. They are loaded when first used, so that importing the package, and
+with it `gattn-viz --help`, costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gattn_viz.drawing import draw_grid, draw_maps
+    from gattn_viz.errors import GattnVizError
+    from gattn_viz.metrics.measures import Options
+    from gattn_viz.models.loading import load
+    from gattn_viz.models.names import resolve
+    from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, sink_stats
+    from gattn_viz.prompts import Prompt, read_prompts
+
+__version__ = version("gattn-viz")
+
+_HOMES = {
+    "AttentionMaps": "pipeline",
+    "GattnVizError": "errors",
+    "Options": "metrics.measures",
+    "Prompt": "prompts",
+    "Run": "pipeline",
+    "attention_maps": "pipeline",
+    "draw_grid": "drawing",
+    "draw_maps": "drawing",
+    "load": "models.loading",
+    "read_prompts": "prompts",
+    "resolve": "models.names",
+    "sink_stats": "pipeline",
+}
+
+__all__ = [
+    "AttentionMaps",
+    "GattnVizError",
+    "Options",
+    "Prompt",
+    "Run",
+    "attention_maps",
+    "draw_grid",
+    "draw_maps",
+    "load",
+    "read_prompts",
+    "resolve",
+    "sink_stats",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,67 @@
+"""Where the hooks go: gate activations, output projections and the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gattn_viz.capture.collector import Collector
+from gattn_viz.errors import GattnVizError
+from gattn_viz.models.attention import GatedQwen3Attention
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's layers: the list of modules that is as long as the config says and attends to itself.
+
+    Raises:
+        GattnVizError: there is none.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise GattnVizError(
+        f"cannot find the layers of {type(model).__name__}: no list of {count} modules in it "
+        "(config.num_hidden_layers); this model is not supported"
+    )
+
+
+def gated_attention(model: PreTrainedModel) -> dict[int, GatedQwen3Attention]:
+    """The attention modules that have a gate, by `layer_idx` (0-based)."""
+    return {
+        module.layer_idx: module
+        for module in model.modules()
+        if isinstance(module, GatedQwen3Attention) and module.config.gate
+    }
+
+
+@contextmanager
+def hooked(model: PreTrainedModel, collector: Collector) -> Iterator[None]:
+    """Feed the collector while the context lasts; every hook is gone after it, whatever happened."""
+    with ExitStack() as hooks:
+        for index, attention in gated_attention(model).items():
+            heads = attention.config.num_attention_heads
+
+            def on_gate(module: nn.Module, args: tuple[Tensor, ...], scores: Tensor, index: int = index) -> None:
+                collector.add_gate(index, args[0], scores)
+
+            def on_projection(
+                module: nn.Module, args: tuple[Tensor, ...], index: int = index, heads: int = heads
+            ) -> None:
+                collector.add_gated_output(index, args[0], heads)
+
+            hooks.callback(attention.gate_activation.register_forward_hook(on_gate).remove)
+            hooks.callback(attention.o_proj.register_forward_pre_hook(on_projection).remove)
+
+        for index, layer in enumerate(decoder_layers(model)):
+
+            def on_layer(module: nn.Module, args: Any, output: Any, index: int = index) -> None:
+                # some families return a tuple, the residual stream first
+                collector.end_layer(index, output[0] if isinstance(output, tuple) else output)
+
+            hooks.callback(layer.register_forward_hook(on_layer).remove)
+        yield

@@ -1,0 +1,189 @@
+"""Run a model over prompts and take out of each layer what was asked for.
+
+    captures = capture(model, [[1, 5, 9]], Request(maps=frozenset({21}), sums=True))
+    captures[0][21].probabilities       # (H, T, T)
+
+The model is run without its language-model head, without a cache and without gradients. Afterwards it is as it
+was: hooks, attention implementation and training mode, even when the run raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gattn_viz.capture.attention import IMPLEMENTATION, active_sink
+from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
+from gattn_viz.capture.hooks import decoder_layers, gated_attention, hooked
+from gattn_viz.errors import GattnVizError
+
+PromptCapture = dict[int, LayerCapture]
+"""A prompt's captures by layer, from 1."""
+
+
+def capture(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    request: Request,
+    *,
+    batch_size: int = 1,
+) -> list[PromptCapture]:
+    """Run the model over the prompts and keep what was asked for.
+
+    Args:
+        model: a causal LM of transformers, the project's own or any that goes through the attention interface.
+        prompts: token ids, one list a prompt, at least one token each.
+        request: what to keep. A map costs heads x T x T floats for each layer and prompt.
+        batch_size: prompts run together, padded on the right. Padding never counts: the result is the same.
+
+    Returns:
+        for each prompt its layers, from 1. A hybrid model's layers without softmax attention are not in it.
+
+    Raises:
+        GattnVizError: a layer or head that the model does not have, or a model whose attention cannot be seen.
+    """
+    captures: list[PromptCapture] = [{} for _ in prompts]
+
+    def keep(prompt: int, layer: LayerCapture) -> None:
+        captures[prompt][layer.layer] = layer
+
+    stream(model, prompts, request, keep, batch_size=batch_size)
+    return captures
+
+
+def stream(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    request: Request,
+    on_layer: OnLayer,
+    *,
+    batch_size: int = 1,
+) -> None:
+    """As `capture`, but hand each layer of each prompt to `on_layer(prompt, layer)` and keep nothing."""
+    check_request(model, request)
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        longest = max(len(ids) for ids in batch)
+        input_ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in batch])
+        padding = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in batch])
+
+        def hand_on(sequence: int, layer: LayerCapture, start: int = start) -> None:
+            on_layer(start + sequence, layer)
+
+        capture_batch(model, input_ids, padding, request, hand_on)
+
+
+def capture_batch(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, request: Request, on_layer: OnLayer
+) -> None:
+    """Run one batch, padded on either side.
+
+    Args:
+        input_ids: (B, T).
+        attention_mask: (B, T), 1 for a real token and 0 for padding.
+        on_layer: called with (sequence, layer's capture) as soon as the model is through with the layer.
+    """
+    collector = Collector(request, [_real_tokens(row) for row in attention_mask], on_layer)
+    device = model.get_input_embeddings().weight.device
+    with torch.no_grad(), evaluating(model), capturing(model), hooked(model, collector):
+        token = active_sink.set(collector)
+        try:
+            # left padding shifts a prompt's tokens; their positions must not shift with them
+            positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+            model.base_model(
+                input_ids=input_ids.to(device),
+                attention_mask=attention_mask.to(device),
+                position_ids=positions.to(device),
+                use_cache=False,
+            )
+        finally:
+            active_sink.reset(token)
+    if not collector.layers_seen:
+        raise GattnVizError(
+            f"{type(model).__name__} computes attention out of sight of transformers' attention interface: "
+            "its maps cannot be captured"
+        )
+
+
+def check_request(model: PreTrainedModel, request: Request) -> None:
+    """Raise unless the model has the layers and heads that are asked for."""
+    layers = len(decoder_layers(model))
+    for layer in sorted(request.maps | request.gates | request.outputs):
+        if not 1 <= layer <= layers:
+            raise GattnVizError(f"no layer {layer}: this model has {layers} layers, 1 to {layers}")
+    heads = model.config.get_text_config().num_attention_heads
+    for head in request.heads if isinstance(request.heads, tuple) else ():
+        if not 1 <= head <= heads:
+            raise GattnVizError(f"no head {head}: this model has {heads} heads a layer, 1 to {heads}")
+
+
+def verify_gates(model: PreTrainedModel) -> None:
+    """Show on a few tokens that attention output x gate score is what the output projection receives.
+
+    A wrong split of query and gate gives plausible numbers; this does not find one, but a gate that is hooked at
+    the wrong place, or that something stands behind.
+
+    Raises:
+        GattnVizError: it is not.
+    """
+    gated = frozenset(index + 1 for index in gated_attention(model))
+    if not gated:
+        return
+    tokens = list(range(min(4, model.config.vocab_size)))
+    [layers] = capture(model, [tokens], Request(gates=gated, outputs=gated))
+    for layer in layers.values():
+        assert layer.output_before is not None
+        assert layer.output_after is not None
+        assert layer.gate_scores is not None
+        expected = layer.output_before * layer.gate_scores
+        tolerance = 2 * torch.finfo(model.dtype).eps * expected.abs().max()
+        off = (layer.output_after - expected).abs().max()
+        if not off <= tolerance:
+            raise GattnVizError(
+                f"layer {layer.layer}: attention output x gate is not what o_proj receives "
+                f"(off by {off:.2g}, expected at most {tolerance:.2g}): the gate cannot be trusted"
+            )
+
+
+@contextmanager
+def capturing(model: PreTrainedModel) -> Iterator[None]:
+    """Set the model to the capturing attention function, and back."""
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(IMPLEMENTATION)
+        if model.config._attn_implementation != IMPLEMENTATION:
+            # transformers only warns, and goes on with eager attention
+            raise GattnVizError(
+                f"{type(model).__name__} does not use transformers' attention interface: "
+                "its maps cannot be captured"
+            )
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No dropout; each module's training mode is as before afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _real_tokens(mask: Tensor) -> slice:
+    """Where a (T,) attention mask is 1, which must be one run of tokens."""
+    real = mask.nonzero().flatten()
+    if not len(real):
+        raise ValueError("a sequence of the batch has no tokens: its attention mask is all 0")
+    first, last = int(real[0]), int(real[-1])
+    if last - first + 1 != len(real):
+        raise ValueError("the attention mask has a gap; padding must be on the left or on the right")
+    return slice(first, last + 1)

@@ -1,0 +1,158 @@
+"""`gattn-viz maps`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gattn_viz.cli import messages, options
+
+if TYPE_CHECKING:
+    from gattn_viz.pipeline import AttentionMaps
+
+HELP = (
+    "Attention maps: a figure for each model, and with several models a grid of models x layers.\n\n"
+    "A cell is the attention probability of a query (row) to a key (column). All figures of one command share "
+    "one colour range. The paths of the files written go to stdout."
+)
+EXAMPLE = "Example: gattn-viz maps --model gate_headwise --layers 1,7,21,28"
+
+
+def maps(
+    model: options.Models = None,
+    checkpoints: options.Checkpoints = "demo",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    prompt: options.PromptTexts = None,
+    prompts: options.PromptsFile = None,
+    max_tokens: options.MaxTokens = None,
+    bos: options.Bos = "auto",
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers from 1, such as 1,7,21-28, or all. Default: the first, those at a quarter and three "
+            "quarters, the last.",
+            show_default=False,
+        ),
+    ] = None,
+    heads: Annotated[
+        str, typer.Option(help="mean (one map a layer), all, or heads from 1 such as 1,4-6 (a map for each).")
+    ] = "mean",
+    scale: Annotated[Literal["linear", "sqrt", "log"], typer.Option(help="How values become colours.")] = "linear",
+    vmax: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="The value of the last colour. Default: the largest that is drawn.", show_default=False
+        ),
+    ] = None,
+    drop_first: Annotated[
+        bool, typer.Option("--drop-first", help="Leave out the first key, to see what a sink hides.")
+    ] = False,
+    font: Annotated[
+        str | None,
+        typer.Option(help="A font family or file to prefer for tokens.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Where figures are written.", rich_help_panel=options.OUTPUT
+        ),
+    ] = Path("figs"),
+    output_format: Annotated[
+        Literal["png", "pdf", "svg"],
+        typer.Option("--format", help="Of the figures.", rich_help_panel=options.OUTPUT),
+    ] = "png",
+    dpi: Annotated[
+        int, typer.Option(min=20, max=2400, help="Pixels per inch.", rich_help_panel=options.OUTPUT)
+    ] = 200,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Write the maps themselves too, float32, as safetensors: a tensor layer_N of (heads, T, T) each.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    chosen_layers = layers if layers in (None, "all") else options.parse_numbers(layers, "all, or layers")
+    chosen_heads = heads if heads in ("mean", "all") else options.parse_numbers(heads, "mean, all, or heads")
+    if vmax == 0:
+        raise typer.BadParameter("--vmax 0 leaves no range; expected more than 0")
+
+    from gattn_viz.drawing import Look, color_scale, draw_grid, draw_maps
+    from gattn_viz.figures.fonts import user_family
+    from gattn_viz.figures.save import save_figure
+    from gattn_viz.models.names import VARIANTS
+    from gattn_viz.pipeline import attention_maps
+
+    if font is not None:
+        user_family(font)  # a font that is not there is said before a model is loaded
+    with messages.progress(quiet) as progress:
+        sets = attention_maps(
+            model or VARIANTS,
+            options.chosen_prompts(prompt, prompts),
+            layers=chosen_layers,  # type: ignore[arg-type]
+            heads=chosen_heads,  # type: ignore[arg-type]
+            run=options.run_options(
+                checkpoints=checkpoints,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                device_map=device_map,
+                trust_remote_code=trust_remote_code,
+                bos=bos,
+                max_tokens=max_tokens,
+            ),
+            progress=progress,
+        )
+
+    look = Look(scale, vmax, drop_first, font)
+    colors = color_scale(sets, look)
+    by_prompt: dict[str, list[AttentionMaps]] = {}
+    for one in sets:
+        by_prompt.setdefault(one.prompt, []).append(one)
+    for prompt_id, of_prompt in by_prompt.items():
+        suffix = f"_{_slug(prompt_id)}" if len(by_prompt) > 1 else ""
+        for one in of_prompt:
+            name = f"maps_{_slug(one.model)}{suffix}"
+            figure = draw_maps(one, look=look, scale=colors)
+            print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi))
+            if raw:
+                print(_save_raw(one, output / f"{name}.safetensors"))
+        if len(of_prompt) > 1:
+            figure = draw_grid(of_prompt, look=look, scale=colors)
+            print(save_figure(figure, output / f"maps_grid{suffix}.{output_format}", dpi=dpi))
+
+
+def _slug(name: str) -> str:
+    """A name as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+
+
+def _save_raw(one: AttentionMaps, path: Path) -> Path:
+    import json
+
+    from safetensors.numpy import save_file
+
+    from gattn_viz.files import replacing
+
+    tensors = {f"layer_{layer}": maps for layer, maps in zip(one.layers, one.probabilities, strict=True)}
+    metadata = {
+        "model": one.model,
+        "prompt": one.prompt,
+        "tokens": json.dumps(one.tokens),
+        "layers": json.dumps(one.layers),
+        "heads": "mean" if one.heads is None else json.dumps(one.heads),
+        "axes": "heads, queries, keys",
+    }
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata)
+    return path

@@ -1,0 +1,165 @@
+"""The options that commands share, spelled as the ecosystem spells them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gattn_viz.cli import messages
+
+if TYPE_CHECKING:
+    from gattn_viz.pipeline import Run
+    from gattn_viz.prompts import Prompt
+
+MODELS = "Models"
+PROMPTS = "Prompts"
+OUTPUT = "Output"
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A variant (baseline, gate_headwise, gate_elementwise), a directory, or a Hub id "
+        "org/name, with @revision and :subfolder if need be. Repeatable. Default: the three variants.",
+        rich_help_panel=MODELS,
+        show_default=False,
+    ),
+]
+Checkpoints = Annotated[
+    str,
+    typer.Option(
+        "--checkpoints",
+        envvar="GATTN_VIZ_CHECKPOINTS",
+        help="Where a variant is looked up: demo (bundled), official (the paper's, from the Hub), or a directory "
+        "that holds 1B_<variant> or <variant>.",
+        rich_help_panel=MODELS,
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        help="Branch, tag or commit of every Hub id that names none itself.",
+        rich_help_panel=MODELS,
+        show_default=False,
+    ),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option(help="auto: float32 on a CPU, the checkpoint's own on a GPU.", rich_help_panel=MODELS),
+]
+Device = Annotated[
+    str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, mps.", rich_help_panel=MODELS)
+]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(help="Spread a model over devices, such as auto.", rich_help_panel=MODELS, show_default=False),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the code that comes with a checkpoint. Gated checkpoints never need it.",
+        rich_help_panel=MODELS,
+    ),
+]
+PromptTexts = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", "-p", help="A prompt. Repeatable.", rich_help_panel=PROMPTS, show_default=False),
+]
+PromptsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="Prompts from a file: .jsonl (id, text, source, licence), or text with a prompt a line; - is stdin.",
+        rich_help_panel=PROMPTS,
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Cut longer prompts after so many tokens.", rich_help_panel=PROMPTS, show_default=False
+    ),
+]
+Bos = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option(help="The BOS token in front of a prompt; auto: as the tokenizer does.", rich_help_panel=PROMPTS),
+]
+BatchSize = Annotated[
+    int,
+    typer.Option("--batch-size", "-b", min=1, help="Prompts run together.", rich_help_panel=PROMPTS),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="No messages and no progress on stderr, errors only.",
+        callback=lambda value: messages.set_quiet(value),
+        rich_help_panel=OUTPUT,
+    ),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        help="Show the traceback of an error.",
+        callback=lambda value: messages.set_debug(value),
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+
+def run_options(
+    *,
+    checkpoints: str,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    device_map: str | None,
+    trust_remote_code: bool,
+    bos: Literal["auto", "always", "never"],
+    max_tokens: int | None,
+    batch_size: int = 1,
+) -> Run:
+    """The options of a command as the pipeline takes them."""
+    from gattn_viz.pipeline import Run
+
+    return Run(
+        checkpoints=checkpoints,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        trust_remote_code=trust_remote_code,
+        bos=bos,
+        max_tokens=max_tokens,
+        batch_size=batch_size,
+    )
+
+
+def chosen_prompts(texts: list[str] | None, file: str | None) -> list[Prompt] | None:
+    """The prompts asked for, from the command line and then from the file; None when there are none."""
+    from gattn_viz.prompts import prompts_from_text, read_prompts
+
+    if texts is None and file is None:
+        return None
+    return prompts_from_text(texts or []) + (read_prompts(file) if file is not None else [])
+
+
+def parse_numbers(text: str, what: str) -> tuple[int, ...]:
+    """`1,4-6` as (1, 4, 5, 6), in the order written, each once.
+
+    Raises:
+        typer.BadParameter: it is not of that form.
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise typer.BadParameter(f"{text!r}: expected {what} such as 1,7,21 or 1-4, counted from 1")
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(numbers))

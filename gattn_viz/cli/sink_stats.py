@@ -1,0 +1,147 @@
+"""`gattn-viz sink-stats`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gattn_viz.cli import messages, options
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HELP = (
+    "Attention-sink statistics: how much attention the first token takes, layer by layer, head by head.\n\n"
+    "Writes CSV, a row for each model, layer and head. In a terminal it shows a table per model instead, unless a "
+    "format is asked for. The columns are explained in the README."
+)
+EXAMPLE = "Example: gattn-viz sink-stats -o sinks.csv"
+
+Format = Literal["csv", "json", "parquet"]
+
+
+def sink_stats(
+    model: options.Models = None,
+    checkpoints: options.Checkpoints = "demo",
+    revision: options.Revision = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    prompt: options.PromptTexts = None,
+    prompts: options.PromptsFile = None,
+    max_tokens: options.MaxTokens = None,
+    bos: options.Bos = "auto",
+    batch_size: options.BatchSize = 1,
+    by: Annotated[
+        Literal["head", "layer", "model"],
+        typer.Option(
+            help="What a row stands for: a head, the mean of a layer's heads, the mean of a model's layers."
+        ),
+    ] = "head",
+    per_prompt: Annotated[bool, typer.Option("--per-prompt", help="A row for each prompt too.")] = False,
+    first_row: Annotated[
+        Literal["exclude", "include"],
+        typer.Option(help="Whether the first query, which sees itself alone, counts in first_token_mass."),
+    ] = "exclude",
+    sink_threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="The eps of sink_rate: a prompt has a sink above it.")
+    ] = 0.3,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the table to a file instead of stdout.",
+            rich_help_panel=options.OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    output_format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Default: by the file's suffix, else csv.",
+            rich_help_panel=options.OUTPUT,
+            show_default=False,
+        ),
+    ] = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    chosen = _output_format(output, output_format)
+
+    from gattn_viz import tables
+    from gattn_viz.metrics.measures import Options
+    from gattn_viz.models.names import VARIANTS
+    from gattn_viz.pipeline import sink_rows
+
+    with messages.progress(quiet) as progress:
+        rows = sink_rows(
+            model or VARIANTS,
+            options.chosen_prompts(prompt, prompts),
+            options=Options(first_row=first_row, sink_threshold=sink_threshold),
+            run=options.run_options(
+                checkpoints=checkpoints,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                device_map=device_map,
+                trust_remote_code=trust_remote_code,
+                bos=bos,
+                max_tokens=max_tokens,
+                batch_size=batch_size,
+            ),
+            progress=progress,
+        )
+    table = tables.summarise(rows, by, per_prompt=per_prompt)
+
+    in_terminal = sys.stdout.isatty()
+    if output is not None:
+        _write_file(table, output, chosen)
+        messages.log.info("wrote %s: %d rows", output, len(table))
+    elif not in_terminal or output_format is not None:
+        _write_stdout(table, chosen)
+        return
+    if in_terminal and not quiet:
+        from gattn_viz.report import print_sink_report
+
+        print_sink_report(tables.summarise(rows, "layer"), tables.summarise(rows, "model"))
+
+
+def _output_format(output: Path | None, asked: Format | None) -> Format:
+    by_suffix: dict[str, Format] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
+    suffix = by_suffix.get(output.suffix.lower(), "csv") if output is not None else "csv"
+    return asked or suffix
+
+
+def _write_file(table: pd.DataFrame, path: Path, output_format: Format) -> None:
+    from gattn_viz.files import replacing
+
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(_encode(table, output_format))
+
+
+def _write_stdout(table: pd.DataFrame, output_format: Format) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(_encode(table, output_format))
+    sys.stdout.flush()
+
+
+def _encode(table: pd.DataFrame, output_format: Format) -> bytes:
+    from gattn_viz.errors import GattnVizError
+
+    if output_format == "csv":
+        return table.to_csv(index=False, float_format="%.7g").encode()
+    if output_format == "json":
+        return (table.to_json(orient="records", indent=2, double_precision=9) + "\n").encode()
+    try:
+        return table.to_parquet(index=False)
+    except ImportError as error:
+        raise GattnVizError(
+            "parquet needs pyarrow, which is not installed; install it with: pip install 'gattn-viz[parquet]'"
+        ) from error

@@ -1,0 +1,137 @@
+"""From captured maps to figures: which panels, and the words around them.
+
+Everything a reader must know to trust a map is in its title and footnote: model, layers, how heads are combined,
+T, the prompt, the checkpoint and the colour range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from gattn_viz.figures.grid import Panel, map_grid, wrap_panels
+from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
+from gattn_viz.metrics.measures import sink_keys
+from gattn_viz.pipeline import AttentionMaps
+
+
+@dataclass(frozen=True)
+class Look:
+    """How maps are drawn.
+
+    Attributes:
+        scale: `linear`, `sqrt` or `log`.
+        vmax: the value that takes the last colour; None is the largest that is drawn.
+        drop_first: leave out the first key, which hides the rest where it is a sink.
+        font: a font family or file to prefer for tokens.
+    """
+
+    scale: ScaleKind = "linear"
+    vmax: float | None = None
+    drop_first: bool = False
+    font: str | None = None
+
+
+def color_scale(sets: Iterable[AttentionMaps], look: Look = Look()) -> ColorScale:
+    """One colour range for all maps of these models, so that their figures can be compared."""
+    maps = (m for one in sets for layer in one.probabilities for m in layer)
+    vmin, vmax = shared_range(maps, drop_first=look.drop_first, vmax=look.vmax)
+    return ColorScale(look.scale, vmin, vmax)
+
+
+def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | None = None) -> Figure:
+    """One model's maps: a panel a layer, or a row of panels a layer with one for each head.
+
+    Args:
+        scale: a colour range to share with other figures, see `color_scale`; None is this figure's own.
+    """
+    if maps.heads is None:
+        rows = wrap_panels([_panel(maps, layer[0], f"layer {n}") for n, layer in _layers(maps)])
+    else:
+        panels = [
+            _panel(maps, one, f"L{n} H{head}")
+            for n, layer in _layers(maps)
+            for head, one in zip(maps.heads, layer, strict=True)
+        ]
+        # a row a layer while a row can be read
+        rows = wrap_panels(panels, len(maps.heads) if len(maps.heads) <= 8 else None)
+    scale = scale or color_scale([maps], look)
+    return map_grid(
+        rows,
+        title=f"{maps.model}: attention, {_layers_in_words(maps)}, {_heads_in_words(maps)}, T = {len(maps.tokens)}"
+        + _dropped(look),
+        footnote=f"{_footnote(maps)} {_range_in_words(scale)}",
+        scale=scale,
+        drop_first=look.drop_first,
+        font=look.font,
+    )
+
+
+def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: ColorScale | None = None) -> Figure:
+    """Several models on one prompt: a row a model, a column a layer, the mean over the captured heads.
+
+    Models of different depth have the layers that were captured for each; a panel says which it is.
+    """
+    rows = [[_panel(maps, layer.mean(0), f"layer {n}") for n, layer in _layers(maps)] for maps in sets]
+    scale = scale or color_scale(sets, look)
+    heads = {_heads_in_words(maps, mean=True) for maps in sets}
+    lengths = sorted({len(maps.tokens) for maps in sets})
+    checkpoints = "; ".join(f"{maps.model}: {maps.checkpoint}, {maps.dtype} on {maps.device}" for maps in sets)
+    return map_grid(
+        rows,
+        title=f"attention, {heads.pop() if len(heads) == 1 else 'mean over heads'}, "
+        f"T = {' or '.join(map(str, lengths))}{_dropped(look)}",
+        footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(scale)}",
+        row_labels=[maps.model for maps in sets],
+        scale=scale,
+        drop_first=look.drop_first,
+        font=look.font,
+    )
+
+
+def _layers(maps: AttentionMaps) -> Iterable[tuple[int, NDArray[np.float32]]]:
+    return zip(maps.layers, maps.probabilities, strict=True)
+
+
+def _panel(maps: AttentionMaps, one: NDArray[np.float32], title: str) -> Panel:
+    return Panel(one, maps.tokens, title, keep=[int(key) for key in sink_keys(one)])
+
+
+def _layers_in_words(maps: AttentionMaps) -> str:
+    if maps.layers == tuple(range(1, maps.n_layers + 1)):
+        return f"all {maps.n_layers} layers" if maps.n_layers > 1 else "layer 1 of 1"
+    return f"layer{'s' * (len(maps.layers) > 1)} {_numbers(maps.layers)} of {maps.n_layers}"
+
+
+def _heads_in_words(maps: AttentionMaps, *, mean: bool = False) -> str:
+    if maps.heads is None or (mean and len(maps.heads) == maps.n_heads > 1):
+        return f"mean over {maps.n_heads} heads"
+    plural = "s" * (len(maps.heads) > 1)
+    return f"{'mean over ' if mean and plural else ''}head{plural} {_numbers(maps.heads)} of {maps.n_heads}"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """1, 4, 5, 6 as `1, 4-6`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def _dropped(look: Look) -> str:
+    return ", first key left out" if look.drop_first else ""
+
+
+def _footnote(maps: AttentionMaps) -> str:
+    return f"Prompt {maps.prompt}. {maps.checkpoint}, {maps.dtype} on {maps.device}."
+
+
+def _range_in_words(scale: ColorScale) -> str:
+    return f"Rows are queries and sum to 1; keys after the query are blank. One {scale.describe()}."

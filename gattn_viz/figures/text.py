@@ -1,0 +1,58 @@
+"""Text that has to fit: its width in inches, and breaking it into lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.font_manager import FontProperties
+
+from gattn_viz.figures.fonts import shorten
+
+_DPI = 100
+
+
+@lru_cache(maxsize=1)
+def _renderer() -> RendererAgg:
+    return RendererAgg(1, 1, _DPI)
+
+
+def text_width(text: str, size: float, families: Sequence[str]) -> float:
+    """The width in inches of one line of `text`, `size` in points."""
+    properties = FontProperties(family=list(families), size=size)
+    return _renderer().get_text_width_height_descent(text, properties, ismath=False)[0] / _DPI
+
+
+def wrap_text(text: str, width: float, size: float, families: Sequence[str], lines: int | None = None) -> str:
+    """`text` broken into lines of at most `width` inches, at spaces and after ``/ _ - :`` and commas.
+
+    A piece that is wider than a line is shortened in the middle; with `lines`, so is what does not fit in that
+    many. Line breaks that are there stay.
+    """
+
+    def fits(line: str) -> bool:
+        return text_width(line.rstrip(), size, families) <= width
+
+    def squeezed(line: str) -> str:
+        shown = line.rstrip()
+        limit = len(shown)
+        while not fits(shown) and limit > 3:
+            limit -= 1
+            shown = shorten(line.rstrip(), limit)
+        return shown
+
+    done: list[str] = []
+    glued = re.sub(r" ([=<>]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)  # T = 16 is one word
+    for paragraph in glued.split("\n"):
+        line = ""
+        for piece in re.findall(r"[^ /_\-:]*[/_\-:] *|[^ /_\-:]+ *| +", paragraph):
+            if line and not fits(line + piece):
+                done.append(line)
+                line = ""
+            line += piece
+        done.append(line)
+    if lines is not None and len(done) > lines:
+        done = [*done[: lines - 1], "".join(done[lines - 1 :])]
+    return "\n".join(squeezed(line) for line in done).replace("\N{NO-BREAK SPACE}", " ")

@@ -1,0 +1,256 @@
+"""The table of measures: what each is, its unit and range, what it needs, where it comes from.
+
+One entry feeds the columns of the CSV, the command's help, the README's table and the tests. A measure's
+function takes the sums of one prompt at one layer (`LayerSums`) and gives one number for each head, (H,).
+Positions are 1-based.
+
+p[i, k] is the attention of query i to key k, T the prompt's tokens, alpha_k the mean over i >= k of p[i, k].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gattn_viz.metrics.layer import LayerSums
+
+FirstRow = Literal["exclude", "include"]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person may choose about the measures.
+
+    Attributes:
+        first_row: whether query 1, which can only attend to itself, counts in `first_token_mass`.
+        sink_threshold: the eps of `sink_rate`.
+    """
+
+    first_row: FirstRow = "exclude"
+    sink_threshold: float = 0.3
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One column.
+
+    Attributes:
+        name: the column.
+        function: (sums, options) -> (H,).
+        unit: what a value counts in.
+        low, high: the range, None where there is no bound.
+        needs: what must be captured.
+        combine: how the values of several prompts become one. A mean weighs each prompt by its queries (those
+            that count under the first-row policy), its tokens, its tokens but the first, or 1; else it is the
+            largest value, the value where that other measure is largest, or the most frequent one.
+        definition: one line for help and README.
+        source: where the definition comes from.
+    """
+
+    name: str
+    function: Callable[[LayerSums, Options], Array]
+    unit: str
+    low: float | None
+    high: float | None
+    needs: Literal["attention", "gate", "values", "residual stream"]
+    combine: Literal["queries", "tokens", "other tokens", "prompts", "max", "at max", "most frequent"]
+    definition: str
+    source: str
+
+
+def count_queries(tokens: int, options: Options) -> int:
+    """How many queries of a prompt count under the first-row policy."""
+    return tokens if options.first_row == "include" else tokens - 1
+
+
+def alpha(sums: LayerSums) -> Array:
+    """(H, T): for each key, the mean attention it gets from the queries at or after it."""
+    queries = np.arange(sums.tokens, 0, -1)
+    return sums.received / queries
+
+
+def first_token_mass(sums: LayerSums, options: Options) -> Array:
+    """Mean over queries of p[i, 1]; NaN if no query counts."""
+    received = sums.received[:, 0]
+    if options.first_row == "exclude":
+        received = received - sums.first_row
+    return _divide(received, count_queries(sums.tokens, options))
+
+
+def uniform_null(sums: LayerSums, options: Options) -> Array:
+    """`first_token_mass` if each query attended equally to all tokens up to itself.
+
+    (H_T - 1) / (T - 1) without the first row and H_T / T with it, H_T the T-th harmonic number.
+    """
+    harmonic = float((1 / np.arange(1, sums.tokens + 1)).sum())
+    if options.first_row == "exclude":
+        harmonic -= 1.0
+    return np.full(sums.heads, _divide(harmonic, count_queries(sums.tokens, options)))
+
+
+def sink_rate(sums: LayerSums, options: Options) -> Array:
+    """1 where alpha of the first token exceeds the threshold, else 0."""
+    return (alpha(sums)[:, 0] > options.sink_threshold).astype(float)
+
+
+def _top_sink(sums: LayerSums) -> NDArray[np.intp]:
+    """(H,): the key of largest alpha, 0-based, among those that at least T/4 queries can see."""
+    queries = np.arange(sums.tokens, 0, -1)
+    candidates = np.where(queries >= sums.tokens / 4, alpha(sums), -np.inf)
+    return candidates.argmax(1)
+
+
+def top_sink_position(sums: LayerSums, options: Options) -> Array:
+    """The position, from 1, of the key with the largest alpha among keys with at least T/4 queries."""
+    return (_top_sink(sums) + 1).astype(float)
+
+
+def top_sink_mass(sums: LayerSums, options: Options) -> Array:
+    """The alpha of that key."""
+    return alpha(sums)[np.arange(sums.heads), _top_sink(sums)].astype(float)
+
+
+def sink_keys(probabilities: NDArray[np.float32], threshold: float = 0.3) -> NDArray[np.intp]:
+    """The keys of a (T, T) map that are sinks, 0-based: alpha above the threshold, and T/4 queries at least."""
+    tokens = len(probabilities)
+    queries = np.arange(tokens, 0, -1)
+    return np.flatnonzero((probabilities.sum(0) / queries > threshold) & (queries >= tokens / 4))
+
+
+def entropy(sums: LayerSums, options: Options) -> Array:
+    """Mean over queries of -sum_k p log p."""
+    return sums.entropy / sums.tokens
+
+
+def entropy_ratio(sums: LayerSums, options: Options) -> Array:
+    """Mean over queries that see two keys or more of entropy / log(keys seen); NaN if there is none."""
+    return _divide(sums.entropy_ratio, sums.ratio_queries)
+
+
+def gate_mean(sums: LayerSums, options: Options) -> Array:
+    """Mean gate score over tokens and channels; NaN without a gate."""
+    return np.full(sums.heads, np.nan) if sums.gate_mean is None else sums.gate_mean
+
+
+def value_norm_first(sums: LayerSums, options: Options) -> Array:
+    """L2 norm of the first token's value."""
+    return np.full(sums.heads, np.nan) if sums.value_norm is None else sums.value_norm[:, 0]
+
+
+def value_norm_rest(sums: LayerSums, options: Options) -> Array:
+    """Mean L2 norm of the other tokens' values; NaN if there is none."""
+    if sums.value_norm is None:
+        return np.full(sums.heads, np.nan)
+    return _divide(sums.value_norm[:, 1:].sum(1), sums.tokens - 1)
+
+
+def max_activation(sums: LayerSums, options: Options) -> Array:
+    """Max abs of the residual stream after the layer, the same for all its heads."""
+    return np.full(sums.heads, sums.max_activation)
+
+
+def max_activation_ratio(sums: LayerSums, options: Options) -> Array:
+    """The same over the median abs of that prompt at that layer."""
+    return np.full(sums.heads, _divide(sums.max_activation, sums.median_activation))
+
+
+def max_activation_position(sums: LayerSums, options: Options) -> Array:
+    """The position, from 1, of the token where it is."""
+    return np.full(sums.heads, sums.max_activation_position + 1.0)
+
+
+def max_activation_channel(sums: LayerSums, options: Options) -> Array:
+    """The channel of the residual stream where it is, from 1."""
+    return np.full(sums.heads, sums.max_activation_channel + 1.0)
+
+
+def _divide(total: Array | float, count: float) -> Array:
+    """A mean, NaN where there is nothing to take it over."""
+    return np.asarray(total) / count if count else np.full_like(np.asarray(total, float), np.nan)
+
+
+_QIU = "Qiu et al. 2025, arXiv 2505.06708"
+_GU = "Gu et al., ICLR 2025, arXiv 2410.10781"
+_SUN = "Sun et al. 2024, arXiv 2402.17762"
+_GUO = "Guo et al. 2024, arXiv 2410.13835"
+
+SINK_MEASURES: tuple[Measure, ...] = (
+    Measure(
+        "first_token_mass", first_token_mass, "probability", 0, 1, "attention", "queries",
+        "mean over queries i >= 2 of the attention to the first token (`--first-row include`: i >= 1)",
+        f"F-Attn of {_QIU}",
+    ),
+    Measure(
+        "uniform_null", uniform_null, "probability", 0, 1, "attention", "queries",
+        "first_token_mass if every query attended equally to all tokens up to itself: (H_T - 1)/(T - 1); "
+        "H_T/T with the first row",
+        "H_T is the T-th harmonic number",
+    ),
+    Measure(
+        "sink_rate", sink_rate, "share of prompts", 0, 1, "attention", "prompts",
+        "share of prompts with alpha_first > .3 (`--sink-threshold`), alpha_k the mean over i >= k of p[i, k]",
+        _GU,
+    ),
+    Measure(
+        "top_sink_position", top_sink_position, "position", 1, None, "attention", "most frequent",
+        "the key with the largest alpha among keys that at least T/4 queries can see; the most frequent one "
+        "over prompts and heads",
+        _GU,
+    ),
+    Measure(
+        "top_sink_mass", top_sink_mass, "probability", 0, 1, "attention", "queries",
+        "the alpha of each prompt's own top sink",
+        _GU,
+    ),
+    Measure(
+        "entropy", entropy, "nats", 0, None, "attention", "tokens",
+        "mean over queries of -sum p log p, the first row included",
+        "Shannon 1948",
+    ),
+    Measure(
+        "entropy_ratio", entropy_ratio, "share", 0, 1, "attention", "other tokens",
+        "mean over queries i >= 2 of their entropy over log(number of keys they see)",
+        "1 is uniform attention",
+    ),
+    Measure(
+        "gate_mean", gate_mean, "gate score", 0, 1, "gate", "tokens",
+        "mean gate score over tokens and channels; empty without a gate",
+        _QIU,
+    ),
+    Measure(
+        "max_activation", max_activation, "abs", 0, None, "residual stream", "max",
+        "max abs of the residual stream after the layer, over prompts, tokens and channels; of a model: the "
+        "mean over its layers",
+        f"M-Act of {_QIU}; {_SUN}",
+    ),
+    Measure(
+        "max_activation_ratio", max_activation_ratio, "ratio", 1, None, "residual stream", "at max",
+        "max_activation over the median abs at that layer, for the prompt that has the maximum",
+        f"massive: max > 100 and ratio >= 1000; {_SUN}",
+    ),
+    Measure(
+        "max_activation_position", max_activation_position, "position", 1, None, "residual stream", "at max",
+        "the token at which it is",
+        _SUN,
+    ),
+    Measure(
+        "max_activation_channel", max_activation_channel, "channel", 1, None, "residual stream", "at max",
+        "the channel in which it is",
+        _SUN,
+    ),
+    Measure(
+        "value_norm_first", value_norm_first, "L2 norm", 0, None, "values", "prompts",
+        "norm of the first token's value; a query head has its KV head's",
+        f"value drain, {_GUO}",
+    ),
+    Measure(
+        "value_norm_rest", value_norm_rest, "L2 norm", 0, None, "values", "other tokens",
+        "mean norm of the other tokens' values",
+        _GUO,
+    ),
+)  # fmt: skip

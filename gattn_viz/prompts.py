@@ -1,0 +1,260 @@
+"""Prompts: reading them from files, and turning one into token ids.
+
+A prompts file is JSON Lines (`.jsonl`; objects with `text` and optionally `id`, `source`, `licence`) or plain
+text, a prompt a line. Both are UTF-8.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from gattn_viz.errors import GattnVizError, first_line
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+BOS_POLICIES = ("auto", "always", "never")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text, and where it comes from."""
+
+    id: str
+    text: str
+    source: str | None = None
+    licence: str | None = None
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as the model sees it.
+
+    Attributes:
+        ids: its tokens; at least one.
+        n_cut: how many tokens `max_tokens` cut from its end.
+        bos_added: whether `ids` starts with a BOS that is not in the text itself.
+    """
+
+    prompt: Prompt
+    ids: list[int]
+    n_cut: int
+    bos_added: bool
+
+
+def read_prompts(path: str | Path) -> list[Prompt]:
+    """Read a prompts file.
+
+    Args:
+        path: a `.jsonl` (also `.ndjson`, `.json`) file, any other file with a prompt a line, or `-` for stdin,
+            which is taken as JSON Lines when its first line that is not blank starts with `{`. Blank lines
+            are skipped. A prompt without an id is called `line-N` after its line.
+
+    Raises:
+        GattnVizError: the file cannot be read, is not UTF-8 text, has a line that is not a prompt (the message
+            gives the line's number), has an id twice, or has no prompts.
+    """
+    if str(path) == "-":
+        return _parse(sys.stdin.buffer.read(), "standard input", jsonl=None)
+    path = Path(path).expanduser()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise GattnVizError(
+            f"prompts file '{path}' does not exist; expected a .jsonl or .txt file, or - for stdin: check the path"
+        ) from None
+    except IsADirectoryError:
+        raise GattnVizError(
+            f"prompts file '{path}' is a directory; expected a .jsonl or .txt file: name a file in it"
+        ) from None
+    except OSError as error:
+        raise GattnVizError(
+            f"prompts file '{path}' cannot be read ({error.strerror or error}); expected a readable .jsonl or "
+            ".txt file: check its permissions"
+        ) from error
+    return _parse(data, f"prompts file '{path}'", jsonl=path.suffix.lower() in JSONL_SUFFIXES)
+
+
+def default_prompts() -> list[Prompt]:
+    """The prompts that come with the package.
+
+    Raises:
+        GattnVizError: the installation lacks them.
+    """
+    try:
+        data = resources.files("gattn_viz").joinpath("demo", "prompts.jsonl").read_bytes()
+    except OSError as error:
+        raise GattnVizError(
+            "the bundled prompts are not in this installation; expected gattn_viz/demo/prompts.jsonl: reinstall "
+            "gattn-viz, or pass --prompt TEXT or --prompts FILE"
+        ) from error
+    return _parse(data, "bundled prompts", jsonl=True)
+
+
+def prompts_from_text(texts: Sequence[str]) -> list[Prompt]:
+    """Prompts given as text; their ids are `prompt-1`, `prompt-2`, ...
+
+    Raises:
+        GattnVizError: a text is empty or only white space, or is not Unicode.
+    """
+    return [
+        Prompt(f"prompt-{number}", _checked_text(text, f"prompt {number}"))
+        for number, text in enumerate(texts, start=1)
+    ]
+
+
+def encode(
+    prompt: Prompt,
+    tokenizer: Any,
+    *,
+    bos: Literal["auto", "always", "never"] = "auto",
+    max_tokens: int | None = None,
+    max_positions: int | None = None,
+) -> EncodedPrompt:
+    """Turn a prompt into token ids.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        bos: `auto` leaves it to the tokenizer, `always` puts a BOS in front unless there is one, `never` adds no
+            special tokens. A BOS written in the text itself stays.
+        max_tokens: cut what comes after so many tokens; the BOS counts as one and stays.
+        max_positions: how many tokens the model can take, None when it has no limit.
+
+    Raises:
+        GattnVizError: the tokenizer has no BOS to put in front, the prompt has no tokens, or it has more than
+            `max_positions`.
+    """
+    if bos not in BOS_POLICIES:
+        raise GattnVizError(f"unknown bos policy {bos!r}; expected {', '.join(BOS_POLICIES)}")
+    if max_tokens is not None and max_tokens < 1:
+        raise GattnVizError(f"max-tokens is {max_tokens}; expected 1 or more")
+    bos_id: int | None = tokenizer.bos_token_id
+    plain = list(tokenizer(prompt.text, add_special_tokens=False, verbose=False)["input_ids"])
+    ids = plain
+    if bos != "never":
+        ids = list(tokenizer(prompt.text, verbose=False)["input_ids"])
+    if bos == "always":
+        if bos_id is None:
+            raise GattnVizError(
+                "bos is 'always', but this tokenizer has no BOS token; expected 'auto' or 'never': pass --bos auto"
+            )
+        if ids[:1] != [bos_id]:
+            ids = [bos_id, *ids]
+    if not ids:
+        raise GattnVizError(
+            f"prompt {prompt.id!r} ({_shortened(prompt.text)}) has no tokens in this tokenizer; expected at least "
+            "one: change its text"
+        )
+
+    bos_added = bos_id is not None and ids[0] == bos_id and plain[:1] != [bos_id]
+    n_cut = max(0, len(ids) - max_tokens) if max_tokens is not None else 0
+    ids = ids[: len(ids) - n_cut]
+    if max_positions is not None and len(ids) > max_positions:
+        raise GattnVizError(
+            f"prompt {prompt.id!r} has {len(ids)} tokens, but the model has {max_positions} positions; expected "
+            f"at most that: shorten it, or cut it with --max-tokens {max_positions}"
+        )
+    return EncodedPrompt(prompt, ids, n_cut, bos_added)
+
+
+def _parse(data: bytes, where: str, jsonl: bool | None) -> list[Prompt]:
+    """Prompts of a file's content; `where` names the file in errors, `jsonl` None means look at the first line."""
+    lines = list(_numbered_lines(data, where))
+    if jsonl is None:
+        jsonl = bool(lines) and lines[0][1].lstrip().startswith("{")
+    prompts: list[Prompt] = []
+    line_of: dict[str, int] = {}
+    for number, line in lines:
+        at = f"{where}, line {number}"
+        prompt = _from_json(line, number, at) if jsonl else Prompt(f"line-{number}", _checked_text(line, at))
+        if prompt.id in line_of:
+            raise GattnVizError(
+                f"{at}: the id {prompt.id!r} is already on line {line_of[prompt.id]}; expected an id of its "
+                "own for each prompt: change one"
+            )
+        line_of[prompt.id] = number
+        prompts.append(prompt)
+    if not prompts:
+        raise GattnVizError(
+            f"{where} has no prompts; expected a prompt a line, or JSON Lines with a text: add one"
+        )
+    return prompts
+
+
+def _numbered_lines(data: bytes, where: str) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their number from 1."""
+    try:
+        text = data.decode("utf-8-sig")
+        bad = data.find(b"\0")
+    except UnicodeDecodeError as error:
+        text, bad = "", error.start
+    if bad >= 0:
+        number = data.count(b"\n", 0, bad) + 1
+        raise GattnVizError(
+            f"{where}, line {number}: byte {data[bad]:#04x} is not UTF-8 text; expected a text file in UTF-8: "
+            "check that it is the right file, or convert it with iconv -t UTF-8"
+        )
+    # not str.splitlines: it also breaks at U+2028 and the like, which may stand inside a prompt
+    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
+        line = line.removesuffix("\n")
+        if line.strip():
+            yield number, line
+
+
+def _from_json(line: str, number: int, at: str) -> Prompt:
+    expected = 'expected an object such as {"id": "a", "text": "Hello"}'
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise GattnVizError(
+            f"{at}: not JSON ({first_line(error)}): {_shortened(line)}; {expected} on one line: correct it, or "
+            "name the file .txt if each line is a prompt"
+        ) from error
+    if not isinstance(entry, dict):
+        raise GattnVizError(f"{at}: a JSON {_json_type(entry)}, {_shortened(line)}; {expected}: correct it")
+    if entry.get("text") is None:
+        raise GattnVizError(f"{at}: no text, the keys are {', '.join(entry) or 'none'}; {expected}: add a text")
+    if isinstance(entry.get("id"), int):
+        entry["id"] = str(entry["id"])
+    for key in ("text", "id", "source", "licence"):
+        value = entry.get(key)
+        if value is not None and not isinstance(value, str):
+            raise GattnVizError(
+                f"{at}: {key} is a JSON {_json_type(value)}, {_shortened(json.dumps(value))}; expected a string: "
+                "put it in quotes"
+            )
+    text = _checked_text(entry["text"], at)
+    prompt_id = entry.get("id")
+    if prompt_id is None:
+        prompt_id = f"line-{number}"
+    elif not prompt_id.strip():
+        raise GattnVizError(f"{at}: the id is empty; expected a name, or no id at all: correct it")
+    return Prompt(prompt_id, text, entry.get("source"), entry.get("licence"))
+
+
+def _checked_text(text: str, at: str) -> str:
+    if not text.strip():
+        raise GattnVizError(f"{at}: the text is empty, {text!r}; expected at least one visible character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GattnVizError(
+            f"{at}: the text has half a surrogate pair, {text[error.start]!r}, at character {error.start + 1}; "
+            "expected Unicode text: correct it"
+        ) from error
+    return text
+
+
+def _json_type(value: object) -> str:
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _shortened(text: str, limit: int = 40) -> str:
+    """A piece of a text to quote in an error, on one line."""
+    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
