@@ -64,6 +64,10 @@ class Run:
     max_tokens: int | None = None
     batch_size: int = 1
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise GattnVizError(f"batch size is {self.batch_size}; expected 1 or more")
+
 
 @dataclass(frozen=True)
 class AttentionMaps:

@@ -130,9 +130,9 @@ def encode(
             `max_positions`.
     """
     if bos not in BOS_POLICIES:
-        raise GattnVizError(f"unknown bos policy {bos!r}; expected {', '.join(BOS_POLICIES)}")
+        raise GattnVizError(f"unknown bos policy {bos!r}; expected {', '.join(BOS_POLICIES)}: pass one of them")
     if max_tokens is not None and max_tokens < 1:
-        raise GattnVizError(f"max-tokens is {max_tokens}; expected 1 or more")
+        raise GattnVizError(f"max-tokens is {max_tokens}; expected 1 or more: pass a larger number")
     bos_id: int | None = tokenizer.bos_token_id
     plain = list(tokenizer(prompt.text, add_special_tokens=False, verbose=False)["input_ids"])
     ids = plain
@@ -211,15 +211,18 @@ def _from_json(line: str, number: int, at: str) -> Prompt:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
+        reason = first_line(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"{error.msg}, column {error.colno}"
         raise GattnVizError(
-            f"{at}: not JSON ({first_line(error)}): {_shortened(line)}; {expected} on one line: correct it, or "
+            f"{at}: not JSON ({reason}): {_shortened(line)}; {expected} on one line: correct it, or "
             "name the file .txt if each line is a prompt"
         ) from error
     if not isinstance(entry, dict):
         raise GattnVizError(f"{at}: a JSON {_json_type(entry)}, {_shortened(line)}; {expected}: correct it")
     if entry.get("text") is None:
         raise GattnVizError(f"{at}: no text, the keys are {', '.join(entry) or 'none'}; {expected}: add a text")
-    if isinstance(entry.get("id"), int):
+    if type(entry.get("id")) is int:
         entry["id"] = str(entry["id"])
     for key in ("text", "id", "source", "licence"):
         value = entry.get(key)
@@ -239,7 +242,8 @@ def _from_json(line: str, number: int, at: str) -> Prompt:
 
 def _checked_text(text: str, at: str) -> str:
     if not text.strip():
-        raise GattnVizError(f"{at}: the text is empty, {text!r}; expected at least one visible character")
+        fault = "only white space" if text else "empty"
+        raise GattnVizError(f"{at}: the text is {fault}; expected at least one visible character: write one")
     try:
         text.encode()
     except UnicodeEncodeError as error:

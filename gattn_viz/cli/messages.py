@@ -48,6 +48,9 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda what, done, steps: None
+        return
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -55,7 +58,6 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=quiet or not console.is_terminal,
     ) as bar:
         tasks = {}
 

@@ -36,7 +36,9 @@ def models(
 
     from gattn_viz.models.names import VARIANTS, resolve
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1000)  # a line stays a line for whoever reads it
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=names is None)
     if names is None:
         table.add_column("variant")

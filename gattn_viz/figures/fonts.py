@@ -24,6 +24,8 @@ BASE_FAMILY = "DejaVu Sans"  # matplotlib brings it along, so it is always there
 # ones, and the fonts that have the same box for everything.
 _NOT_TEXT = re.compile(r"^(cm[a-z]{1,2}10|STIXSize.*|STIXNonUnicode|Last ?Resort.*|Adobe Blank.*|.*Tofu.*)$", re.I)
 _PREFERRED = re.compile(r"sans|gothic|hei|noto", re.I)
+# Of the four or five national forms in which such a collection has the same characters.
+_SIMPLIFIED = re.compile(r"\b(SC|CN)\b")
 
 # Selects how the character before it looks; the outline fonts that matplotlib draws have one look only.
 _VARIATION_SELECTORS = re.compile("[\ufe00-\ufe0f]")
@@ -99,6 +101,20 @@ def user_family(font: str) -> str:
     return family
 
 
+def drawn_with_cff(text: str, families: Sequence[str]) -> bool:
+    """Whether `families`, in order, leave a character of `text` to a font with CFF outlines (most .otf files).
+
+    Matplotlib's PDFs name such a font but do not show its characters: Noto Sans CJK's are simply missing.
+    """
+    left = set(text)
+    for family in families:
+        found = _drawn(family, left)
+        if found and _is_cff(family):
+            return True
+        left -= found
+    return False
+
+
 def shorten(text: str, limit: int) -> str:
     r"""At most `limit` characters, the middle left out for ``…``; ``U+4F60``, ``<0xE4>``, ``\n`` stay whole."""
     if len(text) <= limit:
@@ -144,7 +160,7 @@ def _candidates() -> tuple[str, ...]:
         and entry.weight in (400, "normal", "regular", "book")
         and not _NOT_TEXT.match(entry.name)
     }
-    return tuple(sorted(names, key=lambda name: (not _PREFERRED.search(name), name)))
+    return tuple(sorted(names, key=lambda name: (not _PREFERRED.search(name), not _SIMPLIFIED.search(name), name)))
 
 
 # Which characters a family draws. Remembered one by one: a script's tokens come back in every figure, and
@@ -173,6 +189,16 @@ def _face(family: str) -> FT2Font | None:
     return face
 
 
+@lru_cache(maxsize=64)
+def _is_cff(family: str) -> bool:
+    with open(fontManager.findfont(FontProperties(family=[family])), "rb") as file:
+        head = file.read(16)
+        if head.startswith(b"ttcf"):  # a collection: its first font's place comes after tag, version and count
+            file.seek(int.from_bytes(head[12:16], "big"))
+            head = file.read(4)
+    return head.startswith(b"OTTO")
+
+
 def _has_outline(face: FT2Font, character: str) -> bool:
     # Asking for the index alone would take layered colour fonts, whose glyphs are there but empty.
     if face.get_char_index(ord(character)) == 0:
@@ -188,4 +214,5 @@ def _forget() -> None:
     """Forget what was found out: a font was added."""
     _candidates.cache_clear()
     _face.cache_clear()
+    _is_cff.cache_clear()
     _known.clear()

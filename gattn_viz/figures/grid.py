@@ -27,6 +27,7 @@ _BAR = 0.12
 _BAR_GAP = 0.2
 _LEAST_WIDTH = 4.4  # of what is inside the margins: room for a title
 _LEAST_SIDE = 1.3
+_TINIEST_SIDE = 0.3
 _MOST_SIDE = {1: 5.5, 2: 4.2, 3: 3.4, 4: 2.8, 5: 2.4, 6: 2.1}
 _LEAST_BAR = 1.2
 _MOST_BAR = 3.6
@@ -58,7 +59,7 @@ def wrap_panels(panels: Sequence[Panel | None], columns: int | None = None) -> l
     """
     count = len(panels)
     if columns is None:
-        columns = count if count <= 4 else _good_columns(count)
+        columns = max(count, 1) if count <= 4 else _good_columns(count)
     if columns < 1:
         raise GattnVizError(f"{columns} columns were asked for; expected at least 1")
     return [list(panels[start : start + columns]) for start in range(0, count, columns)]
@@ -127,16 +128,20 @@ def map_grid(
         sheet = _Sheet(cells, title, footnote, colorbar_label, row_labels, scale, cmap, drop_first, font)
         if side is None:
             side = _good_side(max(len(panel.labels) for panel in filled), columns)
-        figure = sheet.draw(side)
+        figure, spare = sheet.draw(side, width)
         if width is not None:
-            # All that is not panel keeps its size.
-            side = side + (width - figure.get_size_inches()[0]) / columns
-            if side < 0.3:
-                raise GattnVizError(
-                    f"a figure {width:g} inches wide has no room for {columns} maps in a row; "
-                    "pass a larger width or fewer maps"
-                )
-            figure = sheet.draw(side, width)
+            # All that is not panel keeps its size; what is over or missing goes to the panels. Grown once, then
+            # only shrunk: other panels thin their labels otherwise, and so take other margins.
+            grown = False
+            while spare < -0.005 or not grown:
+                grown = True
+                side += spare / columns
+                if side < _TINIEST_SIDE:
+                    raise GattnVizError(
+                        f"a figure {width:g} inches wide has no room for {columns} maps in a row; "
+                        "pass a larger width or fewer maps"
+                    )
+                figure, spare = sheet.draw(side, width)
     return figure
 
 
@@ -168,8 +173,11 @@ class _Sheet:
     drop_first: bool
     font: str | None
 
-    def draw(self, side: float, width: float | None = None) -> Figure:
-        """Panels first, at their final size but anywhere; then, with their labels measured, everything's place."""
+    def draw(self, side: float, width: float | None) -> tuple[Figure, float]:
+        """Panels first, at their final size but anywhere; then, with their labels measured, everything's place.
+
+        Returns the figure, and how much of `width` (inches) is over; negative if it does not do, 0 if it is None.
+        """
         rows, columns = len(self.cells), len(self.cells[0])
         figure = Figure(figsize=(2 * side, 2 * side))
         FigureCanvasAgg(figure)
@@ -186,7 +194,8 @@ class _Sheet:
         row_band += 0.08 if row_text else 0.0
 
         grid_width = sum(over.left) + sum(over.right) + columns * side + (columns - 1) * _GAP
-        inner = max(row_band + grid_width + bar_band, _LEAST_WIDTH) if width is None else width - 2 * _MARGIN
+        needed = row_band + grid_width + bar_band
+        inner = max(needed, _LEAST_WIDTH) if width is None else width - 2 * _MARGIN
         title_size, note_size = points("figure.titlesize"), points("xtick.labelsize")
         title, title_families = self._fitted(self.title, inner, title_size)
         note, note_families = self._fitted(self.footnote, inner, note_size)
@@ -228,7 +237,7 @@ class _Sheet:
                 _MARGIN / total_width, _MARGIN / total_height, note, ha="left", va="bottom", color=MUTED,
                 parse_math=False, fontfamily=note_families, fontsize=note_size, linespacing=1.15,
             )  # fmt: skip
-        return figure
+        return figure, 0.0 if width is None else inner - needed
 
     def _draw_panels(self, axes: list[list[Axes]], side: float) -> AxesImage:
         labels = [tuple(panel.labels) for row in self.cells for panel in row if panel is not None]

@@ -83,15 +83,16 @@ def draw_map(
         cmap=colormap,
         extent=(first - 0.5, right, tokens - 0.5, -0.5),
         aspect="equal",
-        interpolation="auto",
+        interpolation="antialiased",  # also called "auto" from matplotlib 3.10 on
         # In the norm's unit, not in colours: a thin column that is drawn smaller than a pixel fades towards its
         # neighbours' values, and blank stays blank.
         interpolation_stage="data",
     )
-    _outline(ax, tokens, first, cell)
+    _outline(ax, tokens, first)
     ax.spines[:].set_visible(False)
     if title:
-        ax.set_title(title, parse_math=False, fontfamily=fit_fonts([title], font).families)
+        families, (text,) = fit_fonts([title], font)
+        ax.set_title(text, parse_math=False, fontfamily=families)
     _label_axis(ax, "x", range(first, tokens) if show_keys else (), labels, keep, font, cell)
     _label_axis(ax, "y", range(tokens) if show_queries else (), labels, keep, font, cell)
     return image
@@ -112,7 +113,7 @@ def tick_positions(positions: Sequence[int], gap: float, keep: Iterable[int] = (
     return sorted(taken)
 
 
-def _outline(ax: Axes, tokens: int, first: int, cell: float) -> None:
+def _outline(ax: Axes, tokens: int, first: int) -> None:
     """A hairline round what causal attention can reach: zero inside it is a value, outside there is none."""
     # The stair's corners: along the top of each diagonal cell, then down its right side.
     edges = np.arange(first, tokens + 1) - 0.5
@@ -122,7 +123,8 @@ def _outline(ax: Axes, tokens: int, first: int, cell: float) -> None:
         across,
         down,
         color=HAIRLINE,
-        linewidth=min(0.6, max(0.15, 0.1 * 72 * cell)),  # a hair beside cells of a pixel, or it hides the diagonal
+        linewidth=0.9,
+        zorder=-1,  # below the image, which covers the inner half: no value is ever drawn over
         solid_joinstyle="miter",
         clip_on=False,  # else the left and lower edge are cut to half their width
         scalex=False,

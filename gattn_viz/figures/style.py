@@ -25,8 +25,8 @@ INK = "#262626"
 MUTED = "#6B6B6B"
 HAIRLINE = "#B8B8B8"
 
-# Okabe and Ito's colours: apart for the colour-blind, and the three variants apart in grey too (L* 36, 46, 58).
-VARIANT_COLORS = {"baseline": "#555555", "gate_headwise": "#0072B2", "gate_elementwise": "#009E73"}
+# Okabe and Ito's colours: apart for the colour-blind, and the three variants apart in grey too (L* 26, 46, 58).
+VARIANT_COLORS = {"baseline": "#3D3D3D", "gate_headwise": "#0072B2", "gate_elementwise": "#009E73"}
 OTHER_COLORS = ("#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#000000")
 
 

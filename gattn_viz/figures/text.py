@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -26,7 +27,7 @@ def text_width(text: str, size: float, families: Sequence[str]) -> float:
 
 
 def wrap_text(text: str, width: float, size: float, families: Sequence[str], lines: int | None = None) -> str:
-    """`text` broken into lines of at most `width` inches, at spaces and after ``/ _ - :`` and commas.
+    """`text` broken into lines of at most `width` inches, at spaces and after ``/ _ - :``.
 
     A piece that is wider than a line is shortened in the middle; with `lines`, so is what does not fit in that
     many. Line breaks that are there stay.
@@ -37,11 +38,11 @@ def wrap_text(text: str, width: float, size: float, families: Sequence[str], lin
 
     def squeezed(line: str) -> str:
         shown = line.rstrip()
-        limit = len(shown)
-        while not fits(shown) and limit > 3:
-            limit -= 1
-            shown = shorten(line.rstrip(), limit)
-        return shown
+        if fits(shown):
+            return shown
+        limits = range(2, len(shown))
+        too_long = bisect_left(limits, True, key=lambda limit: not fits(shorten(shown, limit)))
+        return shorten(shown, limits[max(too_long - 1, 0)])
 
     done: list[str] = []
     glued = re.sub(r" ([=<>]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)  # T = 16 is one word

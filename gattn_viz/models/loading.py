@@ -43,11 +43,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # first and the last (true, 128) and none for the second.
 SETTLED_BY_WEIGHTS = ("use_qk_norm", "qkv_bias", "head_dim")
 
-# What to do about a part of a checkpoint that cannot be read.
+# What is expected of each part of a checkpoint, and what to do if it cannot be used.
 REMEDIES = {
-    "config.json": "correct it, or copy the checkpoint again",
-    "the tokenizer": "put the model's tokenizer.json and tokenizer_config.json beside its config.json",
-    "the weights": "copy or download the checkpoint again",
+    "config.json": "expected a model's sizes in JSON: correct it, or copy the checkpoint again",
+    "the tokenizer": "expected tokenizer.json and tokenizer_config.json: put the model's own beside config.json",
+    "the weights": "expected a whole model.safetensors or pytorch_model.bin: copy or download it again",
 }
 
 
@@ -117,6 +117,7 @@ def load(
         config = completed
         model, report = _load_weights(source, config, options)
     _check_weights(source, config, report)
+    home = model.get_input_embeddings().weight.device
     return LoadedModel(
         source=source,
         model=model.eval(),
@@ -124,7 +125,7 @@ def load(
         config=model.config,
         variant=config.variant if isinstance(config, GatedQwen3Config) else None,
         dtype=model.dtype,
-        device=model.get_input_embeddings().weight.device,
+        device=torch.device("cpu") if home.type == "meta" else home,  # accelerate moves ids of offloaded layers
     )
 
 
@@ -152,8 +153,8 @@ def load_tokenizer(source: ModelSource, config: Any, *, trust_remote_code: bool 
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
     if not tokenizer.get_vocab().keys() - special:
         raise GattnVizError(
-            f"model {source.name!r}: the tokenizer ({type(tokenizer).__name__}) has no vocabulary; expected "
-            f"tokenizer.json or vocabulary files: {REMEDIES['the tokenizer']}"
+            f"model {source.name!r}: the tokenizer ({type(tokenizer).__name__}) has no vocabulary; "
+            f"{REMEDIES['the tokenizer']}"
         )
     return tokenizer
 
@@ -200,8 +201,11 @@ def _read_config(source: ModelSource, trust_remote_code: bool) -> tuple[Any, fro
         values, _ = PretrainedConfig.get_config_dict(source.location, **_where(source))
         if not isinstance(values, dict):
             raise ValueError(f"it holds a {type(values).__name__}, expected an object with model_type and sizes")
+        if not values:  # also what transformers makes of a repository without the file
+            raise GattnVizError(f"model {source.name!r}: {_no_file(source, 'config.json')}")
         if _is_gated(values):
-            return _gated_config(values), frozenset(SETTLED_BY_WEIGHTS) - values.keys()
+            unstated = frozenset(key for key in SETTLED_BY_WEIGHTS if values.get(key) is None)
+            return _gated_config({key: values[key] for key in values.keys() - unstated}), unstated
         _check_model_type(source, values, trust_remote_code)
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **_where(source))
         _check_causal(source, config)
@@ -218,11 +222,8 @@ def _is_gated(values: dict[str, Any]) -> bool:
 
 def _gated_config(values: dict[str, Any]) -> GatedQwen3Config:
     """The project's configuration from one of the paper's, which may call itself qwen2 or qwen3."""
-    for key in GATE_KEYS:
-        if not isinstance(values.get(key, False), bool):
-            raise ValueError(f"{key} is {values[key]!r}, expected true or false")
     ours = {key: value for key, value in values.items() if key not in ("model_type", "auto_map", "architectures")}
-    if ours.get("head_dim") is None and ours.get("hidden_size") and ours.get("num_attention_heads"):
+    if "head_dim" not in ours and ours.get("hidden_size") and ours.get("num_attention_heads"):
         ours["head_dim"] = ours["hidden_size"] // ours["num_attention_heads"]
     return GatedQwen3Config.from_dict(ours)
 
@@ -423,23 +424,33 @@ def _explanation(source: ModelSource, what: str, error: Exception) -> str:
     def caused_by(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in causes)
 
-    repo = f"the Hub repository {source.location}"
+    repo = f"Hub repository {source.location}"
     if caused_by(hub_errors.GatedRepoError):
         return (
-            f"{repo} is gated and this account may not read it; expected one with access: ask for it on the "
+            f"the {repo} is gated and this account may not read it; expected one with access: ask for it on the "
             "repository's page, then set HF_TOKEN or run hf auth login"
         )
     if caused_by(hub_errors.RevisionNotFoundError):
         return (
-            f"{repo} has no revision {source.revision!r}; expected a branch, tag or commit of it: correct what "
-            "stands after @"
+            f"the {repo} has no revision {source.revision!r}; expected a branch, tag or commit of it: correct "
+            "what stands after @"
         )
     if caused_by(hub_errors.RepositoryNotFoundError):
         return (
             f"there is no {repo} that this account can see, and no such directory here; expected a public "
             "repository, or access to a private one: check the name, or set HF_TOKEN"
         )
-    if caused_by(hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled) and not source.is_local:
+    if caused_by(hub_errors.RemoteEntryNotFoundError):
+        return _no_file(source, what)
+    answers = [cause for cause in causes if getattr(cause, "response", None) is not None]
+    if answers:
+        return (
+            f"{what} of {source.checkpoint} is not in the cache and the Hub did not give it "
+            f"({_reason(answers[0])}): check the access that HF_TOKEN gives, or try again later"
+        )
+    # a connection that breaks is an error of httpx or httpx2, as the hub's version has it
+    broken = any(type(cause).__module__.startswith("httpx") for cause in causes)
+    if broken or caused_by(hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled):
         offline = " (HF_HUB_OFFLINE is set)" if hub_constants.HF_HUB_OFFLINE else ""
         return (
             f"{what} of {source.checkpoint} is not in the cache and {hub_constants.ENDPOINT} cannot be reached"
@@ -448,15 +459,22 @@ def _explanation(source: ModelSource, what: str, error: Exception) -> str:
         )
     if caused_by(torch.OutOfMemoryError):
         return (
-            f"the device has too little memory ({_reason(error)}): pass --dtype bfloat16, --device-map auto or "
-            "--device cpu"
+            f"the device has too little memory ({_reason(error)}); expected room for every weight: pass --dtype "
+            "bfloat16, --device-map auto or --device cpu"
         )
     if caused_by(pickle.UnpicklingError):
         return (
             "pytorch_model.bin is damaged or holds more than tensors, which would run code; expected tensors "
             "alone: download it again, or if you trust it save it as safetensors"
         )
-    return f"{what} cannot be used ({_reason(error)}): {REMEDIES[what]}"
+    return f"{what} cannot be used ({_reason(error)}); {REMEDIES[what]}"
+
+
+def _no_file(source: ModelSource, what: str) -> str:
+    return (
+        f"{source.checkpoint} does not have {what}; expected config.json, weights and tokenizer in one folder: "
+        "name that folder, as org/name:folder on the Hub"
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

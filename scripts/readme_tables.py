@@ -1,0 +1,34 @@
+"""Write the README's table of measures from the table that the code uses.
+
+python scripts/readme_tables.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gattn_viz.metrics.measures import SINK_MEASURES
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- measures: begin -->\n", "<!-- measures: end -->\n"
+
+
+def measures_table() -> str:
+    """The measures as a Markdown table."""
+    lines = ["| column | unit | range | definition | source |", "|---|---|---|---|---|"]
+    for measure in SINK_MEASURES:
+        low = "" if measure.low is None else f"{measure.low:g}"
+        span = f"{low} and up" if measure.high is None else f"{low} to {measure.high:g}"
+        lines.append(f"| `{measure.name}` | {measure.unit} | {span} | {measure.definition} | {measure.source} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(readme: str) -> str:
+    """The README's text with the table put in."""
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}{measures_table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text()))

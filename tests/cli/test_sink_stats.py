@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gattn_viz import Prompt, Run, sink_stats
+from tests.cli.conftest import Cli
+
+PROMPT = ("-p", "the cat sat on the mat", "-p", "the dog")
+
+
+def table(text: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(text))
+
+
+def test_csv_on_stdout_is_the_library_s_table(cli: Cli, tiny_trio: Path) -> None:
+    done = cli("sink-stats", *PROMPT)
+    assert done.code == 0
+    expected = sink_stats(
+        prompts=["the cat sat on the mat", Prompt("prompt-2", "the dog", None, None)],
+        run=Run(checkpoints=str(tiny_trio)),
+    )
+    pd.testing.assert_frame_equal(table(done.out), expected, rtol=1e-6, check_dtype=False)
+
+
+def test_messages_go_to_stderr_and_name_each_checkpoint(cli: Cli, tiny_trio: Path) -> None:
+    done = cli("sink-stats", *PROMPT)
+    lines = done.err.splitlines()
+    assert lines == [
+        f"{variant} -> directory {tiny_trio / variant}, float32 on cpu, 3 layers of 4 heads"
+        for variant in ("baseline", "gate_headwise", "gate_elementwise")
+    ]
+    assert cli("sink-stats", "-q", *PROMPT).err == ""
+
+
+def test_to_a_file(cli: Cli, tmp_path: Path) -> None:
+    on_stdout = cli("sink-stats", "-m", "baseline", *PROMPT).out
+    done = cli("sink-stats", "-m", "baseline", *PROMPT, "-o", "deep/sinks.csv")
+    assert done.out == ""
+    assert done.err.splitlines()[-1] == "wrote deep/sinks.csv: 12 rows"
+    assert (tmp_path / "deep" / "sinks.csv").read_text() == on_stdout
+
+
+@pytest.mark.parametrize("by_suffix", [True, False])
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_formats(cli: Cli, tmp_path: Path, kind: str, by_suffix: bool) -> None:
+    path = tmp_path / (f"out.{kind}" if by_suffix else "out.dat")
+    asked = () if by_suffix else ("--format", kind)
+    assert cli("sink-stats", "-m", "gate_headwise", *PROMPT, "-o", str(path), *asked).code == 0
+    expected = table(cli("sink-stats", "-m", "gate_headwise", *PROMPT).out)
+    read = {
+        "csv": pd.read_csv,
+        "json": lambda p: pd.DataFrame(json.loads(p.read_text())),
+        "parquet": pd.read_parquet,
+    }
+    pd.testing.assert_frame_equal(read[kind](path), expected, rtol=1e-6, check_dtype=False)
+
+
+def test_by_and_per_prompt(cli: Cli) -> None:
+    assert len(table(cli("sink-stats", *PROMPT, "--by", "layer").out)) == 9
+    assert len(table(cli("sink-stats", *PROMPT, "--by", "model").out)) == 3
+    per_prompt = table(cli("sink-stats", *PROMPT, "--by", "model", "--per-prompt").out)
+    assert per_prompt.prompt.tolist() == ["prompt-1", "prompt-2"] * 3
+
+
+def test_options_reach_the_measures(cli: Cli) -> None:
+    def row(*arguments: str) -> pd.Series:
+        return table(cli("sink-stats", "-m", "baseline", *PROMPT, "--by", "model", *arguments).out).iloc[0]
+
+    assert row().first_row == "exclude"
+    assert row("--first-row", "include").first_row == "include"
+    assert row("--first-row", "include").first_token_mass > row().first_token_mass
+    assert row("--sink-threshold", "0").sink_rate == 1
+    assert row("--sink-threshold", "1").sink_rate == 0
+    assert row("--max-tokens", "3").tokens == 6
+    assert row("--bos", "never").tokens == row().tokens - 2
+    assert row("-b", "2").first_token_mass == pytest.approx(row().first_token_mass, rel=1e-4)
+    assert row("--dtype", "bfloat16").first_token_mass == pytest.approx(row().first_token_mass, abs=0.05)
+
+
+def test_a_terminal_gets_tables(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "140")
+    done = cli("sink-stats", *PROMPT)
+    assert done.code == 0
+    for text in ("baseline", "gate_elementwise", "first-token mass", "uniform null", "first query left out"):
+        assert text in done.out
+    # a format that is asked for is what comes, terminal or not
+    assert cli("sink-stats", *PROMPT, "--format", "csv").out.startswith("model,layer,head,")
+
+
+def test_prompts_from_a_file_and_from_stdin(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "text": "the cat sat"}\n{"text": "on the mat"}\n')
+    by_prompt = ("sink-stats", "-m", "baseline", "--by", "model", "--per-prompt")
+    assert table(cli(*by_prompt, "--prompts", "prompts.jsonl").out).prompt.tolist() == ["a", "line-2"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\nthe dog\n")))
+    assert len(table(cli(*by_prompt, "--prompts", "-").out)) == 2
