@@ -155,8 +155,8 @@ def test_no_prompts(content: str, name: str, tmp_path: Path) -> None:
     [
         (
             '{"text": "a"',
-            f"not JSON (Expecting ',' delimiter, column 13): '{{\"text\": \"a\"'; {EXAMPLE} on one line: correct it, or "
-            "name the file .txt if each line is a prompt",
+            f"not JSON (Expecting ',' delimiter, column 13): '{{\"text\": \"a\"'; {EXAMPLE} on one line: correct "
+            "it, or name the file .txt if each line is a prompt",
         ),
         ('["a"]', f"a JSON array, '[\"a\"]'; {EXAMPLE}: correct it"),
         ("17", f"a JSON number, '17'; {EXAMPLE}: correct it"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gattn_viz.cli import options
+from gattn_viz.errors import GattnVizError
 
 if TYPE_CHECKING:
     from gattn_viz.models.description import ModelDescription
@@ -44,7 +45,10 @@ def models(
         table.add_column("variant")
         table.add_column("checkpoint")
         for variant in VARIANTS:
-            table.add_row(variant, resolve(variant, checkpoints).checkpoint)
+            try:
+                table.add_row(variant, resolve(variant, checkpoints).checkpoint)
+            except GattnVizError as error:  # the others may be there
+                table.add_row(variant, f"none: {error}")
     else:
         from gattn_viz.models.description import describe
 

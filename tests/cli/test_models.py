@@ -39,3 +39,13 @@ def test_describes_several_side_by_side(cli: Cli) -> None:
     done = cli("models", "baseline", "gate_elementwise")
     line = next(line for line in done.out.splitlines() if line.startswith("gate "))
     assert line.split() == ["gate", "none", "elementwise,", "per", "KV", "group", "in", "q_proj"]
+
+
+def test_lists_a_variant_that_is_missing(cli: Cli, tiny_trio: Path, tmp_path: Path) -> None:
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "baseline").symlink_to(tiny_trio / "baseline")
+    done = cli("models", "--checkpoints", "some")
+    assert done.code == 0
+    _, baseline, headwise, _ = done.out.splitlines()
+    assert baseline.split() == ["baseline", "directory", "some/baseline"]
+    assert headwise.split()[:2] == ["gate_headwise", "none:"]
