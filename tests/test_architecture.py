@@ -17,7 +17,6 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "capture": {"metrics", "models"},
     "cli": {"drawing", "figures", "files", "metrics", "models", "pipeline", "prompts", "report", "tables"},
-    "demo": set(),
     "drawing": {"figures", "metrics", "pipeline"},
     "errors": set(),
     "figures": {"files"},

@@ -91,7 +91,7 @@ def maps(
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.figures.save import save_figure
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline import attention_maps
+    from gattn_viz.pipeline import Run, attention_maps
 
     if font is not None:
         user_family(font)  # a font that is not there is said before a model is loaded
@@ -101,7 +101,7 @@ def maps(
             options.chosen_prompts(prompt, prompts),
             layers=chosen_layers,  # type: ignore[arg-type]
             heads=chosen_heads,  # type: ignore[arg-type]
-            run=options.run_options(
+            run=Run(
                 checkpoints=checkpoints,
                 revision=revision,
                 dtype=dtype,

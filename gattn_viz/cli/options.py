@@ -9,7 +9,6 @@ import typer
 from gattn_viz.cli import messages
 
 if TYPE_CHECKING:
-    from gattn_viz.pipeline import Run
     from gattn_viz.prompts import Prompt
 
 MODELS = "Models"
@@ -111,34 +110,6 @@ Debug = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
-
-
-def run_options(
-    *,
-    checkpoints: str,
-    revision: str | None,
-    dtype: str,
-    device: str,
-    device_map: str | None,
-    trust_remote_code: bool,
-    bos: Literal["auto", "always", "never"],
-    max_tokens: int | None,
-    batch_size: int = 1,
-) -> Run:
-    """The options of a command as the pipeline takes them."""
-    from gattn_viz.pipeline import Run
-
-    return Run(
-        checkpoints=checkpoints,
-        revision=revision,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        trust_remote_code=trust_remote_code,
-        bos=bos,
-        max_tokens=max_tokens,
-        batch_size=batch_size,
-    )
 
 
 def chosen_prompts(texts: list[str] | None, file: str | None) -> list[Prompt] | None:

@@ -78,14 +78,14 @@ def sink_stats(
     from gattn_viz import tables
     from gattn_viz.metrics.measures import Options
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline import sink_rows
+    from gattn_viz.pipeline import Run, sink_rows
 
     with messages.progress(quiet) as progress:
         rows = sink_rows(
             model or VARIANTS,
             options.chosen_prompts(prompt, prompts),
             options=Options(first_row=first_row, sink_threshold=sink_threshold),
-            run=options.run_options(
+            run=Run(
                 checkpoints=checkpoints,
                 revision=revision,
                 dtype=dtype,

@@ -10,8 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gattn_viz.errors import GattnVizError, first_line
-from gattn_viz.models import loading
+from gattn_viz.models.checkpoint_config import load_config
 from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.libraries import quiet
+from gattn_viz.models.loading import load_tokenizer
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
 
@@ -79,8 +81,8 @@ def describe(source: ModelSource, trust_remote_code: bool = False) -> ModelDescr
     Raises:
         GattnVizError: the config or the tokenizer cannot be had or read, or it is not a causal LM.
     """
-    config = loading.load_config(source, trust_remote_code=trust_remote_code)
-    tokenizer = loading.load_tokenizer(source, config, trust_remote_code=trust_remote_code)
+    config = load_config(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source, config, trust_remote_code=trust_remote_code)
     model = _without_weights(source, config, trust_remote_code)
     text = config.get_text_config()
     gated = isinstance(config, GatedQwen3Config)
@@ -122,7 +124,7 @@ def describe(source: ModelSource, trust_remote_code: bool = False) -> ModelDescr
 def _without_weights(source: ModelSource, config: Any, trust_remote_code: bool) -> Any:
     """The model on the meta device: its modules and shapes, no numbers."""
     try:
-        with loading.quiet(), torch.device("meta"):
+        with quiet(), torch.device("meta"):
             if isinstance(config, GatedQwen3Config):
                 return GatedQwen3ForCausalLM(config)
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)

@@ -1,54 +1,26 @@
 """Loading a causal LM strictly: every weight in its place, or one line that says which is not.
 
-A config.json with any of `GATE_KEYS` is one of the paper's models and goes to the project's own classes, whatever
-its `model_type` and `auto_map` say; all others go to transformers' Auto classes. A key that transformers' own
-class for the model type has does not count: Cohere and GLM-4.5 have a `use_qk_norm`, Qwen2-MoE has a `qkv_bias`.
-Code from a checkpoint is never run unless the caller trusts it.
+One of the paper's models goes to the project's own classes (see `checkpoint_config`), all others to transformers'
+Auto classes. Code from a checkpoint is never run unless the caller trusts it.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub import constants as hub_constants
-from huggingface_hub import errors as hub_errors
-from huggingface_hub import utils as hub_utils
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.configuration import GATE_KEYS, GatedQwen3Config
+from gattn_viz.models.checkpoint_config import read_config
+from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.libraries import REMEDIES, explained, no_conversion, quiet, where
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-# What a config.json of the paper's may leave out and the weights tell. The paper's code has defaults for the
-# first and the last (true, 128) and none for the second.
-SETTLED_BY_WEIGHTS = ("use_qk_norm", "qkv_bias", "head_dim")
-
-# What is expected of each part of a checkpoint, and what to do if it cannot be used.
-REMEDIES = {
-    "config.json": "expected a model's sizes in JSON: correct it, or copy the checkpoint again",
-    "the tokenizer": "expected tokenizer.json and tokenizer_config.json: put the model's own beside config.json",
-    "the weights": "expected a whole model.safetensors or pytorch_model.bin: copy or download it again",
-}
 
 
 @dataclass
@@ -108,7 +80,7 @@ def load(
     if device_map is None and target.type != "cpu":
         placement = {"": str(target)}
 
-    config, unstated = _read_config(source, trust_remote_code)
+    config, unstated = read_config(source, trust_remote_code)
     tokenizer = load_tokenizer(source, config, trust_remote_code=trust_remote_code)
     options = {"dtype": wanted_dtype, "device_map": placement, "trust_remote_code": trust_remote_code}
     model, report = _load_weights(source, config, options)
@@ -129,15 +101,6 @@ def load(
     )
 
 
-def load_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
-    """A checkpoint's configuration: a `GatedQwen3Config` for the paper's models, else transformers' own class.
-
-    Raises:
-        GattnVizError: it cannot be had or read, both gates are set, or it is not of a causal LM.
-    """
-    return _read_config(source, trust_remote_code)[0]
-
-
 def load_tokenizer(source: ModelSource, config: Any, *, trust_remote_code: bool = False) -> Any:
     """A checkpoint's tokenizer.
 
@@ -145,9 +108,9 @@ def load_tokenizer(source: ModelSource, config: Any, *, trust_remote_code: bool 
         GattnVizError: there is none, or it cannot be read.
     """
     trusted = trust_remote_code and not isinstance(config, GatedQwen3Config)
-    with quiet(), _explained(source, "the tokenizer"):
+    with quiet(), explained(source, "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
-            source.location, config=config, trust_remote_code=trusted, **_where(source)
+            source.location, config=config, trust_remote_code=trusted, **where(source)
         )
     # without files, transformers makes some tokenizers that know nothing but their special tokens
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
@@ -192,93 +155,20 @@ def find_device(device: str) -> torch.device:
     return found
 
 
-# --- config.json ------------------------------------------------------------------------------------------------
-
-
-def _read_config(source: ModelSource, trust_remote_code: bool) -> tuple[Any, frozenset[str]]:
-    """The configuration, and which of `SETTLED_BY_WEIGHTS` a config.json of the paper's leaves out."""
-    with quiet(), _explained(source, "config.json"):
-        values, _ = PretrainedConfig.get_config_dict(source.location, **_where(source))
-        if not isinstance(values, dict):
-            raise ValueError(f"it holds a {type(values).__name__}, expected an object with model_type and sizes")
-        if not values:  # also what transformers makes of a repository without the file
-            raise GattnVizError(f"model {source.name!r}: {_no_file(source, 'config.json')}")
-        if _is_gated(values):
-            unstated = frozenset(key for key in SETTLED_BY_WEIGHTS if values.get(key) is None)
-            return _gated_config({key: values[key] for key in values.keys() - unstated}), unstated
-        _check_model_type(source, values, trust_remote_code)
-        config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **_where(source))
-        _check_causal(source, config)
-        return config, frozenset()
-
-
-def _is_gated(values: dict[str, Any]) -> bool:
-    """Whether a config.json has a gate key that says something new, see the module's docstring."""
-    stock: Any = PretrainedConfig
-    if values.get("model_type") in CONFIG_MAPPING:
-        stock = CONFIG_MAPPING[values["model_type"]]
-    return stock is GatedQwen3Config or any(key in values and not hasattr(stock, key) for key in GATE_KEYS)
-
-
-def _gated_config(values: dict[str, Any]) -> GatedQwen3Config:
-    """The project's configuration from one of the paper's, which may call itself qwen2 or qwen3."""
-    ours = {key: value for key, value in values.items() if key not in ("model_type", "auto_map", "architectures")}
-    if "head_dim" not in ours and ours.get("hidden_size") and ours.get("num_attention_heads"):
-        ours["head_dim"] = ours["hidden_size"] // ours["num_attention_heads"]
-    return GatedQwen3Config.from_dict(ours)
-
-
-def _check_model_type(source: ModelSource, values: dict[str, Any], trust_remote_code: bool) -> None:
-    model_type = values.get("model_type")
-    if model_type in CONFIG_MAPPING or (trust_remote_code and "auto_map" in values):
-        return
-    if "auto_map" in values:
-        raise GattnVizError(
-            f"model {source.name!r} (model_type {model_type!r}) needs the code that comes with it; expected a "
-            "model type that transformers has: read that code, and if you trust it pass --trust-remote-code"
-        )
-    raise GattnVizError(
-        f"model {source.name!r} has model_type {model_type!r} in config.json; expected one that transformers "
-        f"{transformers.__version__} knows, or one of the keys {', '.join(GATE_KEYS)}: correct it, or upgrade "
-        "transformers"
-    )
-
-
-def _check_causal(source: ModelSource, config: Any) -> None:
-    """Refuse what is not a decoder that predicts the next token."""
-    # The encoders that can be turned into decoders have both keys; others keep a stray `is_decoder`.
-    encoder = getattr(config, "is_decoder", None) is False and hasattr(config, "add_cross_attention")
-    if getattr(config, "is_encoder_decoder", False):
-        kind = "an encoder-decoder"
-    elif encoder:
-        kind = "an encoder"
-    elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
-        return
-    else:
-        kind = "not a causal language model"
-    raise GattnVizError(
-        f"model {source.name!r} (model_type {config.model_type!r}) is {kind}; expected a decoder-only causal "
-        "LM, such as Llama, Qwen3, Mistral or GPT-2: choose another model"
-    )
-
-
-# --- weights ----------------------------------------------------------------------------------------------------
-
-
 def _load_weights(source: ModelSource, config: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model, and transformers' report of what did not fit."""
     model_class: Any = AutoModelForCausalLM
     if isinstance(config, GatedQwen3Config):
         model_class = GatedQwen3ForCausalLM
         options = {**options, "trust_remote_code": False}
-    with quiet(), _no_conversion(), _explained(source, "the weights"):
+    with quiet(), no_conversion(), explained(source, "the weights"):
         return model_class.from_pretrained(
             source.location,
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the report has them, see _check_weights
             **options,
-            **_where(source),
+            **where(source),
         )
 
 
@@ -352,142 +242,3 @@ def _listed(items: list[str], kind: str, limit: int = 3) -> str:
 
 def _shape(size: Any) -> str:
     return "x".join(map(str, size)) or "a scalar"
-
-
-# --- talking to the libraries -----------------------------------------------------------------------------------
-
-
-def _where(source: ModelSource) -> dict[str, str]:
-    """The arguments that every `from_pretrained` needs besides the location."""
-    given = {"revision": source.revision, "subfolder": source.subfolder}
-    return {key: value for key, value in given.items() if value is not None}
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings and no progress bars from transformers; those of a download stay as they were."""
-    verbosity = transformers_logging.get_verbosity()
-    hub_verbosity = hub_utils.logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    # transformers' switch for its bars moves the hub's too
-    reset_hub_bars = (
-        hub_utils.disable_progress_bars
-        if hub_utils.are_progress_bars_disabled()
-        else hub_utils.enable_progress_bars
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-        hub_utils.logging.set_verbosity(hub_utils.logging.CRITICAL)
-        transformers_logging.disable_progress_bar()
-        reset_hub_bars()
-        try:
-            yield
-        finally:
-            if bars:
-                transformers_logging.enable_progress_bar()
-                reset_hub_bars()
-            hub_utils.logging.set_verbosity(hub_verbosity)
-            transformers_logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def _no_conversion() -> Iterator[None]:
-    """Keep transformers from asking the Hub, in a thread, to convert a repository's pytorch_model.bin."""
-    name = "DISABLE_SAFETENSORS_CONVERSION"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-@contextmanager
-def _explained(source: ModelSource, what: str) -> Iterator[None]:
-    """Turn whatever the libraries raise while they read `what` into one line."""
-    try:
-        yield
-    except GattnVizError:
-        raise
-    except Exception as error:
-        raise GattnVizError(f"model {source.name!r}: {_explanation(source, what, error)}") from error
-
-
-def _explanation(source: ModelSource, what: str, error: Exception) -> str:
-    """What is wrong and what to do, from the error or one that it was raised from."""
-    causes = tuple(_chain(error))
-
-    def caused_by(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(cause, kinds) for cause in causes)
-
-    repo = f"Hub repository {source.location}"
-    if caused_by(hub_errors.GatedRepoError):
-        return (
-            f"the {repo} is gated and this account may not read it; expected one with access: ask for it on the "
-            "repository's page, then set HF_TOKEN or run hf auth login"
-        )
-    if caused_by(hub_errors.RevisionNotFoundError):
-        return (
-            f"the {repo} has no revision {source.revision!r}; expected a branch, tag or commit of it: correct "
-            "what stands after @"
-        )
-    if caused_by(hub_errors.RepositoryNotFoundError):
-        return (
-            f"there is no {repo} that this account can see, and no such directory here; expected a public "
-            "repository, or access to a private one: check the name, or set HF_TOKEN"
-        )
-    if caused_by(hub_errors.RemoteEntryNotFoundError):
-        return _no_file(source, what)
-    answers = [cause for cause in causes if getattr(cause, "response", None) is not None]
-    if answers:
-        return (
-            f"{what} of {source.checkpoint} is not in the cache and the Hub did not give it "
-            f"({_reason(answers[0])}): check the access that HF_TOKEN gives, or try again later"
-        )
-    # a connection that breaks is an error of httpx or httpx2, as the hub's version has it
-    broken = any(type(cause).__module__.startswith("httpx") for cause in causes)
-    if broken or caused_by(hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled):
-        offline = " (HF_HUB_OFFLINE is set)" if hub_constants.HF_HUB_OFFLINE else ""
-        return (
-            f"{what} of {source.checkpoint} is not in the cache and {hub_constants.ENDPOINT} cannot be reached"
-            f"{offline}; expected a network or a filled cache: run hf download {source.location} where there is a "
-            "network and set HF_HOME to that cache, or pass a local directory"
-        )
-    if caused_by(torch.OutOfMemoryError):
-        return (
-            f"the device has too little memory ({_reason(error)}); expected room for every weight: pass --dtype "
-            "bfloat16, --device-map auto or --device cpu"
-        )
-    if caused_by(pickle.UnpicklingError):
-        return (
-            "pytorch_model.bin is damaged or holds more than tensors, which would run code; expected tensors "
-            "alone: download it again, or if you trust it save it as safetensors"
-        )
-    return f"{what} cannot be used ({_reason(error)}); {REMEDIES[what]}"
-
-
-def _no_file(source: ModelSource, what: str) -> str:
-    return (
-        f"{source.checkpoint} does not have {what}; expected config.json, weights and tokenizer in one folder: "
-        "name that folder, as org/name:folder on the Hub"
-    )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those it was raised from, the outermost first."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _reason(error: BaseException, limit: int = 200) -> str:
-    """A library's message on one line, and not a page of it."""
-    text = " ".join(str(error).split())
-    text = text if len(text) <= limit else text[: limit - 4] + " ..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models import loading
-from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models import checkpoint_config, libraries
+from gattn_viz.models.configuration import GATE_KEYS, GatedQwen3Config
 from gattn_viz.models.loading import load
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import resolve
@@ -136,7 +136,7 @@ def test_glm4_moe_has_a_use_qk_norm_of_its_own(tmp_path: Path) -> None:
         **SIZES, moe_intermediate_size=8, n_routed_experts=2, num_experts_per_tok=1
     )
     config.save_pretrained(tmp_path)
-    assert type(loading.load_config(resolve(str(tmp_path)))) is transformers.Glm4MoeConfig
+    assert type(checkpoint_config.load_config(resolve(str(tmp_path)))) is transformers.Glm4MoeConfig
 
 
 def test_sharded_safetensors(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_verbosity_is_as_before(headwise: Path) -> None:
         warnings.simplefilter("error")
         load(resolve(str(headwise)))
         assert state() == before
-        with pytest.raises(RuntimeError), loading.quiet():
+        with pytest.raises(RuntimeError), libraries.quiet():
             raise RuntimeError
     assert state() == before
     assert before[0] <= logging.WARNING
@@ -225,7 +225,7 @@ def test_gate_flags_that_disagree_with_the_weights(written: str, said: str, tmp_
 
 
 def test_gated_weights_under_a_plain_config(headwise: Path) -> None:
-    edit_config(headwise, remove=loading.GATE_KEYS, model_type="qwen3")
+    edit_config(headwise, remove=GATE_KEYS, model_type="qwen3")
     assert "the 36 rows of q_proj look like gate_headwise, config.json says no gate" in error_of(headwise)
 
 
@@ -234,7 +234,7 @@ def test_both_gate_flags(headwise: Path) -> None:
     assert error_of(headwise) == (
         f"model '{headwise}': config.json cannot be used (ValueError: headwise_attn_output_gate and "
         "elementwise_attn_output_gate are both true; a model has one of them or none: set one to false in "
-        "config.json); " + loading.REMEDIES["config.json"]
+        "config.json); " + libraries.REMEDIES["config.json"]
     )
 
 
@@ -381,7 +381,7 @@ def test_no_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["nonsense", None])
 def test_unknown_model_type(model_type: str | None, headwise: Path) -> None:
-    edit_config(headwise, remove=loading.GATE_KEYS, model_type=model_type)
+    edit_config(headwise, remove=GATE_KEYS, model_type=model_type)
     assert error_of(headwise) == (
         f"model '{headwise}' has model_type {model_type!r} in config.json; expected one that transformers "
         f"{transformers.__version__} knows, or one of the keys qkv_bias, use_qk_norm, headwise_attn_output_gate, "
@@ -394,7 +394,7 @@ def test_remote_code_runs_only_when_trusted(headwise: Path, tmp_path: Path) -> N
         f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise RuntimeError('it ran')\n"
     )
     auto_map = {"AutoConfig": "configuration_own.OwnConfig"}
-    edit_config(headwise, remove=loading.GATE_KEYS, model_type="own", auto_map=auto_map)
+    edit_config(headwise, remove=GATE_KEYS, model_type="own", auto_map=auto_map)
     assert error_of(headwise) == (
         f"model '{headwise}' (model_type 'own') needs the code that comes with it; expected a model type that "
         "transformers has: read that code, and if you trust it pass --trust-remote-code"

@@ -520,7 +520,7 @@ def test_sampling_is_reproducible() -> None:
 
 @every_variant
 def test_what_an_attention_function_is_given(variant: str) -> None:
-    """The contract of transformers' attention interface, which flash attention and the project's capture live on."""
+    """The contract of transformers' attention interface, which flash and the project's capture live on."""
     calls: list[dict[str, Any]] = []
 
     def record(

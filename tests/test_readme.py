@@ -1,0 +1,114 @@
+"""The README's commands run as they stand, and print what it says they print."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+# What installs the project and what runs these very tests is run by CI, on a machine of its own.
+BY_CI = ("pip install", "pytest")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def sessions() -> list[tuple[str, str]]:
+    """(command, what it prints) of each `$ command` in a console block."""
+    found = []
+    for block in blocks("console"):
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, output = part.partition("\n")
+            found.append((command, output))
+    return found
+
+
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+
+
+def assert_same_text(shown: str, printed: str) -> None:
+    """Equal but for the last digits of numbers, which differ between processors. `...` stands for any lines."""
+    pattern = re.escape(NUMBER.sub("<number>", shown)).replace(re.escape("...\n"), r"(?:.*\n)*?")
+    assert re.fullmatch(pattern, NUMBER.sub("<number>", printed)), f"README:\n{shown}\nprinted:\n{printed}"
+    if "...\n" not in shown:
+        ours = [float(number) for number in NUMBER.findall(printed)]
+        assert ours == pytest.approx([float(number) for number in NUMBER.findall(shown)], rel=0.02, abs=0.002)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands run, one after the other, beside what a person would have there."""
+    directory = tmp_path_factory.mktemp("readme")
+    (directory / "sample_prompts").symlink_to(ROOT / "sample_prompts")
+    (directory / "my-checkpoints").symlink_to(ROOT / "gattn_viz" / "demo")
+    return directory
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(sessions()) >= 5
+    assert len(blocks("python")) >= 1
+
+
+@pytest.mark.parametrize(("command", "shown"), sessions(), ids=[command[:60] for command, _ in sessions()])
+def test_commands(directory: Path, command: str, shown: str) -> None:
+    if command.startswith(BY_CI):
+        steps = [step.split("--output")[0].strip() for step in command.split(" && ")]
+        ci = (ROOT / ".ci" / "run").read_text()
+        for step in steps:
+            assert step in ci
+        command = " && ".join(step for step in steps if not step.startswith(BY_CI))
+        if not command:
+            return
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=directory,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    if shown:
+        assert_same_text(shown, done.stdout)
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
+def test_python(directory: Path, code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_table_of_measures_is_the_code_s() -> None:
+    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "scripts" / "readme_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.with_table(README) == README, "run: python scripts/readme_tables.py"
+
+
+def test_pictures_and_links_exist() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_of_the_comparison() -> None:
+    assert_same_text("a 0.501\n", "a 0.5011\n")
+    assert_same_text("a\n...\nc 1.0\n", "a\nb 3.0\nc 2.0\n")
+    for other in ("b 0.501\n", "a 0.6\n", "a 0.501\nmore\n"):
+        with pytest.raises(AssertionError):
+            assert_same_text("a 0.501\n", other)
