@@ -86,9 +86,7 @@ def test_commands(directory: Path, command: str, shown: str) -> None:
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
 def test_python(directory: Path, code: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

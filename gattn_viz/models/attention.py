@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
@@ -49,20 +50,34 @@ def split_query_and_gate(projected: Tensor, config: GatedQwen3Config) -> tuple[T
     )
 
 
-def causal_mask(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+def causal_mask(
+    attention_mask: Tensor | BlockMask | None,
+    query: Tensor,
+    key: Tensor,
+    *,
+    implementation: str = "eager",
+    sliding_window: int | None = None,
+) -> Tensor:
     """Whatever mask the attention implementation was given, as one that eager attention can add.
 
     SDPA drops the mask when it is plainly causal, or passes a boolean one; flash attention passes the padding
-    mask alone. Eager attention would take either of them for "everything is visible".
+    mask alone, flex attention a function. Eager attention would take some of them for "everything is visible".
 
     Args:
-        attention_mask: None, (B, K) padding (1 is a real token), or (B, 1, Q, K) boolean or additive.
+        attention_mask: None, (B, K) padding (1 is a real token), (B, 1, Q, K) boolean or additive, or flex
+            attention's.
         query: (B, H, Q, D).
         key: (B, kv_heads, K, D).
+        implementation: the one that the mask was made for.
+        sliding_window: how many keys a query sees, where the mask does not say so itself.
 
     Returns:
         (B or 1, 1, Q, K), 0 where visible and the dtype's minimum elsewhere.
     """
+    if isinstance(attention_mask, BlockMask):
+        attention_mask = create_mask(
+            attention_mask.mask_mod, query.shape[0], 1, query.shape[2], key.shape[2], device=query.device
+        )
     if attention_mask is not None and attention_mask.is_floating_point() and attention_mask.dim() == 4:
         return attention_mask
     queries, keys = query.shape[2], key.shape[2]
@@ -70,7 +85,11 @@ def causal_mask(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> Te
         visible = attention_mask
     else:
         offset = keys - queries  # cached keys come before the first query
+        if attention_mask is None and implementation == "sdpa" and queries > 1:
+            offset = 0  # the prefill of a static cache, whose empty places come after the last query
         visible = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(offset)[None, None]
+        if sliding_window is not None:
+            visible = visible.triu(offset - sliding_window + 1)
         if attention_mask is not None:
             visible = visible & attention_mask[:, None, None, -keys:].bool()
     return torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill(
@@ -132,7 +151,13 @@ class GatedQwen3Attention(Qwen3Attention):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         if attend is not eager_attention_forward and kwargs.get("output_attentions"):
             attend = eager_attention_forward
-            attention_mask = causal_mask(attention_mask, query, key)
+            attention_mask = causal_mask(
+                attention_mask,
+                query,
+                key,
+                implementation=self.config._attn_implementation,
+                sliding_window=self.sliding_window,
+            )
         attended, weights = attend(
             self,
             query,

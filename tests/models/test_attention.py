@@ -100,6 +100,24 @@ def test_causal_mask_from_booleans() -> None:
     assert visible(causal_mask(given_mask, query, query)) == [[1, 0], [0, 1]]
 
 
+def test_causal_mask_of_the_prefill_of_a_static_cache() -> None:
+    query = torch.zeros(1, 4, 2, 6)
+    mask = causal_mask(None, query, torch.zeros(1, 2, 4, 6), implementation="sdpa")
+    assert visible(mask) == [[1, 0, 0, 0], [1, 1, 0, 0]]
+
+
+def test_causal_mask_with_a_window() -> None:
+    """Flash attention is given the padding alone, and the window apart."""
+    query, key = torch.zeros(1, 4, 3, 6), torch.zeros(1, 2, 4, 6)
+    padding = torch.tensor([[0, 1, 1, 1]])
+    assert visible(causal_mask(None, query, key, sliding_window=2)) == [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert visible(causal_mask(padding, query, key, sliding_window=2)) == [
+        [0, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1],
+    ]
+
+
 def test_causal_mask_keeps_an_additive_one() -> None:
     query = torch.zeros(1, 4, 2, 6)
     additive = torch.tensor([[[[0.0, -3.0], [0.5, 0.0]]]])

@@ -428,13 +428,7 @@ def test_caches(variant: str, implementation: str, kind: str) -> None:
     "implementation",
     [
         "eager",
-        pytest.param(
-            "sdpa",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="causal_mask takes the empty places of a static cache for tokens seen before the prefill",
-            ),
-        ),
+        "sdpa",
     ],
 )
 def test_weights_on_request_with_a_static_cache(variant: str, implementation: str) -> None:
@@ -590,9 +584,6 @@ def test_compiled_flex_attention(variant: str) -> None:
     assert_flex_agrees(variant)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AttributeError, reason="causal_mask does not know flex attention's BlockMask"
-)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_weights_on_request_under_flex_attention(uncompiled: None) -> None:
     flex, eager = flex_pair("gate_headwise")

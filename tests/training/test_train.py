@@ -36,9 +36,7 @@ def recipe() -> Recipe:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_resumed_run_equals_uninterrupted(
-    variant: str, corpus: Corpus, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_resumed_run_equals_uninterrupted(variant: str, corpus: Corpus, recipe: Recipe, tmp_path: Path) -> None:
     whole = train(variant, recipe, corpus, tmp_path / "whole", fast=False)
     for stop in (2, 5, 7):  # within a stage, at the growth, after it
         train(variant, recipe, corpus, tmp_path / "parts", fast=False, until=stop)
