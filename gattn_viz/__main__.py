@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
 
 from gattn_viz.cli import messages
@@ -13,6 +15,10 @@ from gattn_viz.errors import GattnVizError, first_line
 def main() -> None:
     """Run the command line: exit code 0 for done, 1 for failed with one line that says why, 2 for wrong use."""
     messages.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files are removed
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a token shows its code
     try:
         app(prog_name="gattn-viz")
     except GattnVizError as error:
@@ -21,6 +27,13 @@ def main() -> None:
         # the reader has gone, as `| head` does; nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        _fail(
+            f"{first_line(error)}; expected to be allowed to read and write there: name another place",
+            error,
+        )
+    except MemoryError as error:
+        _fail("not enough memory; expected room for what was asked: lower --dpi, or ask for fewer maps", error)
     except Exception as error:
         _fail(
             f"unexpected {type(error).__name__}: {first_line(error)}; run it again with --debug for the "

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from gattn_viz.errors import GattnVizError
 from gattn_viz.figures.grid import Panel, map_grid, wrap_panels
 from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
 from gattn_viz.metrics.measures import sink_keys
@@ -76,6 +77,8 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
 
     Models of different depth have the layers that were captured for each; a panel says which it is.
     """
+    if not sets:
+        raise GattnVizError("no maps to draw; expected at least one model's")
     rows = [[_panel(maps, layer.mean(0), f"layer {n}") for n, layer in _layers(maps)] for maps in sets]
     scale = scale or color_scale(sets, look)
     heads = {_heads_in_words(maps, mean=True) for maps in sets}

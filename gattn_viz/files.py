@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,27 +20,32 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         with replacing("sinks.csv") as temporary:
             frame.to_csv(temporary)
 
-    Missing directories are made. A symbolic link is followed: the file behind it is replaced.
+    Missing directories are made. A symbolic link is followed: the file behind it is replaced. What is no regular
+    file, such as /dev/null or a named pipe, is never replaced: the block's file is copied into it.
 
     Raises:
         GattnVizError: the file cannot be written.
     """
-    target = Path(path).expanduser().resolve()
     temporary: Path | None = None
     try:
+        target = Path(os.path.realpath(os.path.expanduser(path)))
         if target.is_dir():
-            raise IsADirectoryError(f"{path} is a directory")
-        target.parent.mkdir(parents=True, exist_ok=True)
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        special = target.exists() and not target.is_file()
+        directory = Path(tempfile.gettempdir()) if special else target.parent
+        directory.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode if target.exists() else 0o666 & ~_umask()
-        descriptor, name = tempfile.mkstemp(
-            prefix=f".{target.stem[:40]}-", suffix=target.suffix, dir=target.parent
-        )
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.stem[:20]}-", suffix=target.suffix, dir=directory)
         os.close(descriptor)
         temporary = Path(name)
         yield temporary
-        temporary.chmod(mode & 0o777)
-        temporary.replace(target)
-        temporary = None
+        if special:
+            with temporary.open("rb") as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+        else:
+            temporary.chmod(mode & 0o777)
+            temporary.replace(target)
+            temporary = None
     except OSError as error:
         raise GattnVizError(
             f"cannot write {path}: {error.strerror or error}; expected a place that can be written to: "

@@ -13,9 +13,10 @@ next.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from gattn_viz import tables
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.hooks import decoder_layers
-from gattn_viz.capture.run import capture, stream, verify_gates
+from gattn_viz.capture.run import capture, check_request, stream, verify_gates
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.measures import Options
 from gattn_viz.models.loading import LoadedModel, load
@@ -123,6 +124,8 @@ def sink_stats(
     Raises:
         GattnVizError: a model or prompt that cannot be used, a prompt too short to have a value.
     """
+    if by not in get_args(tables.By):
+        raise GattnVizError(f"by is {by!r}; expected {', '.join(get_args(tables.By))}")
     rows = sink_rows(models, prompts, options=options, run=run, progress=progress)
     return tables.summarise(rows, by, per_prompt=per_prompt)
 
@@ -157,6 +160,7 @@ def _rows_of_model(
     def reduce(prompt: int, layer: LayerCapture) -> None:
         assert layer.sums is not None
         prompt_id = encoded[prompt].prompt.id
+        _check_finite(layer.sums.received.sum() + layer.sums.max_activation, layer.layer, label, prompt_id)
         rows[prompt, layer.layer] = tables.layer_rows(label, prompt_id, layer.layer, layer.sums, options)
         if progress is not None:
             progress(label, len(rows), steps)
@@ -198,8 +202,11 @@ def attention_maps(
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
         )
         for done, prompt in enumerate(encoded, start=1):
+            check_request(model, request, label)
             [captured] = capture(model, [prompt.ids], request)
             _check_softmax(chosen, captured, label)
+            for layer in chosen:
+                _check_finite(_map(captured[layer]).sum(), layer, label, prompt.prompt.id)
             result.append(
                 AttentionMaps(
                     model=label,
@@ -226,6 +233,9 @@ def _each_model(
     """Load one model after the other, with a label of its own and the prompts in its own tokens."""
     if not models:
         raise GattnVizError("no model was given; expected at least one")
+    models = [models] if isinstance(models, str) else list(models)
+    if len(set(models)) < len(models):
+        raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
     sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]
     labels = [source.label for source in sources]
     chosen = _as_prompts(prompts)
@@ -259,7 +269,13 @@ def _each_model(
             )
             for prompt in chosen
         ]
+        rows = loaded.model.get_input_embeddings().weight.shape[0]
         for prompt in encoded:
+            if max(prompt.ids) >= rows:
+                raise GattnVizError(
+                    f"the tokenizer of {label} gives token {max(prompt.ids)}, but the model has {rows} "
+                    "embeddings; expected the model's own tokenizer: put it beside config.json"
+                )
             if prompt.n_cut:
                 log.warning(
                     "%s: prompt %r cut to %d tokens, %d left out",
@@ -281,10 +297,19 @@ def _with_revision(source: ModelSource, revision: str | None) -> ModelSource:
 def _as_prompts(prompts: Sequence[Prompt | str] | None) -> list[Prompt]:
     if prompts is None:
         return default_prompts()
+    prompts = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
+    for prompt in prompts:
+        if not isinstance(prompt, (str, Prompt)):
+            raise GattnVizError(f"a prompt is a {type(prompt).__name__}, {prompt!r}; expected a text or a Prompt")
     texts = iter(prompts_from_text([prompt for prompt in prompts if isinstance(prompt, str)]))
     chosen = [prompt if isinstance(prompt, Prompt) else next(texts) for prompt in prompts]
     if not chosen:
         raise GattnVizError("no prompt was given; expected at least one")
+    for prompt_id, count in Counter(prompt.id for prompt in chosen).items():
+        if count > 1:
+            raise GattnVizError(
+                f"{count} prompts have the id {prompt_id!r}; expected an id of its own for each: change one"
+            )
     return chosen
 
 
@@ -300,6 +325,14 @@ def _check_long_enough(encoded: Sequence[EncodedPrompt], options: Options) -> No
                 f"prompt {prompt.prompt.id!r} has one token, and the first query is left out: no query remains; "
                 "expected at least 2 tokens: use a longer prompt or --first-row include"
             )
+
+
+def _check_finite(value: Any, layer: int, label: str, prompt: str) -> None:
+    if not np.isfinite(value):
+        raise GattnVizError(
+            f"layer {layer} of {label} gives NaN or infinity on prompt {prompt!r}; expected finite numbers: try "
+            "--dtype float32, or check the weights"
+        )
 
 
 def _choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,10 @@ def read_prompts(path: str | Path) -> list[Prompt]:
             gives the line's number), has an id twice, or has no prompts.
     """
     if str(path) == "-":
+        if sys.stdin is None:
+            raise GattnVizError("standard input is closed; expected prompts on it: use --prompts FILE")
         return _parse(sys.stdin.buffer.read(), "standard input", jsonl=None)
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -237,6 +240,8 @@ def _from_json(line: str, number: int, at: str) -> Prompt:
         prompt_id = f"line-{number}"
     elif not prompt_id.strip():
         raise GattnVizError(f"{at}: the id is empty; expected a name, or no id at all: correct it")
+    else:
+        _checked_text(prompt_id, f"{at}: id")
     return Prompt(prompt_id, text, entry.get("source"), entry.get("licence"))
 
 

@@ -77,6 +77,9 @@ def summarise(rows: pd.DataFrame, by: By = "head", *, per_prompt: bool = False) 
         values = layers.groupby(["model", *prompt], sort=False).mean()
     keys = ["model", *prompt, *levels]
     values = values.join(_picked(rows, keys)).join(counts, on=["model", *prompt])
+    if by == "model":  # as the maximum itself
+        ratio = _picked(rows, ["model", *prompt, "layer"])["max_activation_ratio"]
+        values["max_activation_ratio"] = ratio.groupby(["model", *prompt], sort=False).mean()
     values["first_row"] = rows["first_row"].iloc[0]
     return _whole_positions(
         values.reset_index()[[column for column in rows if column in {*keys, *values.columns}]]
@@ -95,7 +98,7 @@ def _combine_prompts(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     columns = {}
     for measure in SINK_MEASURES:
         value = rows[measure.name]
-        if measure.combine == "max":
+        if measure.combine == "largest":
             columns[measure.name] = value.groupby(groups, sort=False).max()
         elif measure.combine in weights:
             weight = weights[measure.combine].where(value.notna(), 0)
@@ -107,7 +110,7 @@ def _combine_prompts(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def _picked(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """The measures that are no means: where the maximum is, and the most frequent sink."""
     groups = rows.groupby(keys, sort=False)
-    at_max = [measure.name for measure in SINK_MEASURES if measure.combine == "at max"]
+    at_max = [measure.name for measure in SINK_MEASURES if measure.combine == "at largest"]
     largest = rows.loc[groups["max_activation"].idxmax(), [*keys, *at_max]].set_index(keys)
     for measure in SINK_MEASURES:
         if measure.combine == "most frequent":  # of equally frequent positions, the earliest

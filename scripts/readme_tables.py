@@ -10,16 +10,26 @@ from pathlib import Path
 from gattn_viz.metrics.measures import SINK_MEASURES
 
 README = Path(__file__).parents[1] / "README.md"
+OVER_PROMPTS = {
+    "queries": "mean, by queries",
+    "tokens": "mean, by tokens",
+    "other tokens": "mean, by tokens but the first",
+    "prompts": "mean, each alike",
+    "largest": "largest",
+    "at largest": "of the largest",
+    "most frequent": "most frequent",
+}
 BEGIN, END = "<!-- measures: begin -->\n", "<!-- measures: end -->\n"
 
 
 def measures_table() -> str:
     """The measures as a Markdown table."""
-    lines = ["| column | unit | range | definition | source |", "|---|---|---|---|---|"]
+    lines = ["| column | unit | range | over prompts | definition | source |", "|---|---|---|---|---|---|"]
     for measure in SINK_MEASURES:
         low = "" if measure.low is None else f"{measure.low:g}"
         span = f"{low} and up" if measure.high is None else f"{low} to {measure.high:g}"
-        lines.append(f"| `{measure.name}` | {measure.unit} | {span} | {measure.definition} | {measure.source} |")
+        cells = [f"`{measure.name}`", measure.unit, span, OVER_PROMPTS[measure.combine], measure.definition]
+        lines.append(f"| {' | '.join([*cells, measure.source])} |")
     return "\n".join(lines) + "\n"
 
 

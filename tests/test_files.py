@@ -59,3 +59,24 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     for bad in (tmp_path / "file" / "table.csv", tmp_path):
         with pytest.raises(GattnVizError, match=rf"^cannot write {bad}: .*; expected a place"), replacing(bad):
             pass
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """As /dev/null, which root could otherwise exchange for a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with replacing(pipe) as temporary:
+        temporary.write_text("through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_odd_paths(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for bad in (loop / "a.csv", tmp_path / ("a" * 300)):
+        with pytest.raises(GattnVizError, match=r"^cannot write"), replacing(bad):
+            pass

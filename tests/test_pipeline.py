@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import gattn_viz
 from gattn_viz import GattnVizError, Options, Prompt, Run, attention_maps, sink_stats
 from gattn_viz.models.loading import load
 from gattn_viz.models.names import resolve
-from tests.conftest import GATES
+from tests.conftest import GATES, tiny_model
 
 PROMPTS = [Prompt("cats", "the cat sat on the mat", None, None), Prompt("dogs", "the dog and the log", None, None)]
 
@@ -102,6 +103,49 @@ class TestSinkStats:
         sink_stats(["baseline"], PROMPTS, run=run, progress=lambda *call: calls.append(call))
         assert calls == [("baseline", done, 6) for done in range(1, 7)]
 
+    def test_prompts_and_models_that_are_given_twice(self, run: Run) -> None:
+        twice = [PROMPTS[0], Prompt("cats", "another text", None, None)]
+        with pytest.raises(GattnVizError, match=r"^2 prompts have the id 'cats'; expected an id of its own"):
+            sink_stats(["baseline"], twice, run=run)
+        with pytest.raises(GattnVizError, match=r"^a model is given twice in baseline, baseline; expected"):
+            sink_stats(["baseline", "baseline"], PROMPTS, run=run)
+
+    def test_one_model_and_one_prompt_need_no_list(self, run: Run) -> None:
+        table = sink_stats("baseline", "the cat sat", by="model", run=run)
+        assert table.model.tolist() == ["baseline"]
+        assert table.n_prompts.tolist() == [1]
+
+    def test_weights_that_give_nan(self, tiny_trio: Path, tmp_path: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        for variant in ("baseline", "gate_headwise"):
+            shutil.copytree(tiny_trio / variant, tmp_path / variant)
+            file = tmp_path / variant / "model.safetensors"
+            weights = load_file(file)
+            weights["model.layers.1.mlp.down_proj.weight"][0, 0] = torch.nan
+            save_file(weights, file, {"format": "pt"})
+            with pytest.raises(
+                GattnVizError, match=rf"^layer 2 of {variant} gives NaN or infinity on prompt 'cats'"
+            ):
+                sink_stats([variant], PROMPTS, run=Run(checkpoints=str(tmp_path)))
+        with pytest.raises(GattnVizError, match=r"^layer 3 of baseline gives NaN"):
+            attention_maps(["baseline"], PROMPTS, layers=[3], run=Run(checkpoints=str(tmp_path)))
+
+    def test_a_tokenizer_of_another_model(self, tiny_trio: Path, tmp_path: Path) -> None:
+        shutil.copytree(tiny_trio / "baseline", tmp_path / "small")
+        tiny_model("baseline", vocab_size=40).save_pretrained(tmp_path / "small")
+        with pytest.raises(GattnVizError, match=r"^the tokenizer of small gives token \d+, but the model has 40"):
+            sink_stats([str(tmp_path / "small")], PROMPTS)
+
+    @pytest.mark.parametrize(
+        "wrong", [{"first_row": "maybe"}, {"sink_threshold": 2}, {"sink_threshold": float("nan")}]
+    )
+    def test_options_that_are_none(self, wrong: dict[str, object]) -> None:
+        with pytest.raises(GattnVizError, match="expected"):
+            Options(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(GattnVizError, match="by is 'token'; expected head, layer, model"):
+            sink_stats(by="token")  # type: ignore[arg-type]
+
     def test_nothing_to_do(self, run: Run) -> None:
         with pytest.raises(GattnVizError, match="no model was given"):
             sink_stats([], PROMPTS, run=run)
@@ -144,7 +188,7 @@ class TestAttentionMaps:
         assert _choose_layers(None, 80) == (1, 20, 60, 80)
 
     def test_a_layer_that_is_not_there(self, run: Run) -> None:
-        with pytest.raises(GattnVizError, match="no layer 4: this model has 3 layers, 1 to 3"):
+        with pytest.raises(GattnVizError, match="no layer 4: baseline has 3 layers; expected 1 to 3"):
             attention_maps(["baseline"], PROMPTS[:1], layers=[4], run=run)
 
     def test_one_token(self, run: Run) -> None:

@@ -37,6 +37,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 def assert_same_text(shown: str, printed: str) -> None:
     """Equal but for the last digits of numbers, which differ between processors. `...` stands for any lines."""
+    printed = re.sub(r" +$", "", printed, flags=re.M)
     pattern = re.escape(NUMBER.sub("<number>", shown)).replace(re.escape("...\n"), r"(?:.*\n)*?")
     assert re.fullmatch(pattern, NUMBER.sub("<number>", printed)), f"README:\n{shown}\nprinted:\n{printed}"
     if "...\n" not in shown:
@@ -61,11 +62,8 @@ def test_there_is_something_to_run() -> None:
 @pytest.mark.parametrize(("command", "shown"), sessions(), ids=[command[:60] for command, _ in sessions()])
 def test_commands(directory: Path, command: str, shown: str) -> None:
     if command.startswith(BY_CI):
-        steps = [step.split("--output")[0].strip() for step in command.split(" && ")]
-        ci = (ROOT / ".ci" / "run").read_text()
-        for step in steps:
-            assert step in ci
-        command = " && ".join(step for step in steps if not step.startswith(BY_CI))
+        assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+        command = " && ".join(step for step in command.split(" && ") if not step.startswith(BY_CI))
         if not command:
             return
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -47,7 +47,8 @@ class LayerCapture:
         layer: from 1.
         probabilities: (heads kept, T, T), or (1, T, T) for their mean; rows are queries.
         gate_logits, gate_scores: (T, H, C), before and after the activation; None without a gate too.
-        output_before, output_after: (T, H, D), the attention output before and after the gate.
+        output_before, output_after: (T, H, D), the attention output before and after the gate. Without a gate the
+            second is None: the output projection receives the first.
         sums: the layer reduced, with its gate mean, value norms and the residual stream's extremes.
     """
 
@@ -150,7 +151,7 @@ class Collector:
                 largest = int(size.argmax())
                 partial.max_activation = float(size.flatten()[largest])
                 partial.max_position, partial.max_channel = divmod(largest, size.shape[1])
-                partial.median_activation = float(size.median())
+                partial.median_activation = _median(size.flatten())
         for sequence, partial in enumerate(self.running.pop(layer)):
             self.on_layer(sequence, _finish(partial))
 
@@ -184,6 +185,13 @@ def _finish(partial: _Partial) -> LayerCapture:
             median_activation=partial.median_activation,
         )
     return partial.capture
+
+
+def _median(values: Tensor) -> float:
+    """The median; torch's own takes the lower of the two middle values of an even number of them."""
+    middle = values.numel() // 2
+    upper = values.kthvalue(middle + 1).values
+    return float(upper if values.numel() % 2 else (upper + values.kthvalue(middle).values) / 2)
 
 
 def _keep(tensor: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -87,6 +89,7 @@ def maps(
     if vmax == 0:
         raise typer.BadParameter("--vmax 0 leaves no range; expected more than 0")
 
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files: no display is needed, whatever the environment says
     from gattn_viz.drawing import Look, color_scale, draw_grid, draw_maps
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.figures.save import save_figure
@@ -119,10 +122,12 @@ def maps(
     by_prompt: dict[str, list[AttentionMaps]] = {}
     for one in sets:
         by_prompt.setdefault(one.prompt, []).append(one)
+    model_names = _file_names([one.model for one in sets], reserved="grid")
+    prompt_names = _file_names([*by_prompt])
     for prompt_id, of_prompt in by_prompt.items():
-        suffix = f"_{_slug(prompt_id)}" if len(by_prompt) > 1 else ""
+        suffix = f"_{prompt_names[prompt_id]}" if len(by_prompt) > 1 else ""
         for one in of_prompt:
-            name = f"maps_{_slug(one.model)}{suffix}"
+            name = f"maps_{model_names[one.model]}{suffix}"
             figure = draw_maps(one, look=look, scale=colors)
             print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi))
             if raw:
@@ -132,15 +137,24 @@ def maps(
             print(save_figure(figure, output / f"maps_grid{suffix}.{output_format}", dpi=dpi))
 
 
-def _slug(name: str) -> str:
-    """A name as part of a file's name."""
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+def _file_names(names: Iterable[str], reserved: str | None = None) -> dict[str, str]:
+    """Each name as part of a file's name: short, without odd characters, and no two alike."""
+    found: dict[str, str] = {}
+    taken = {reserved}
+    for name in dict.fromkeys(names):
+        short = re.sub(r"[^\w.-]+", "-", name).strip("-.").encode()[:60].decode(errors="ignore") or "unnamed"
+        unique, number = short, 2
+        while unique in taken:
+            unique, number = f"{short}-{number}", number + 1
+        taken.add(unique)
+        found[name] = unique
+    return found
 
 
 def _save_raw(one: AttentionMaps, path: Path) -> Path:
     import json
 
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     from gattn_viz.files import replacing
 
@@ -154,5 +168,5 @@ def _save_raw(one: AttentionMaps, path: Path) -> Path:
         "axes": "heads, queries, keys",
     }
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata)
+        temporary.write_bytes(save(tensors, metadata))
     return path

@@ -34,6 +34,7 @@ def models(
 ) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from gattn_viz.models.names import VARIANTS, resolve
 
@@ -43,12 +44,12 @@ def models(
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=names is None)
     if names is None:
         table.add_column("variant")
-        table.add_column("checkpoint")
+        table.add_column("checkpoint", overflow="fold")
         for variant in VARIANTS:
             try:
-                table.add_row(variant, resolve(variant, checkpoints).checkpoint)
+                table.add_row(variant, Text(resolve(variant, checkpoints).checkpoint))
             except GattnVizError as error:  # the others may be there
-                table.add_row(variant, f"none: {error}")
+                table.add_row(variant, Text(f"none: {error}"))
     else:
         from gattn_viz.models.description import describe
 
@@ -57,7 +58,7 @@ def models(
             table.add_column(overflow="fold")
         described = [describe(resolve(name, checkpoints), trust_remote_code) for name in names]
         for key, *values in zip(*(_lines(one) for one in described), strict=True):
-            table.add_row(key[0], *[value for _, value in (key, *values)])
+            table.add_row(key[0], *[Text(value) for _, value in (key, *values)])
     console.print(table)
 
 

@@ -128,9 +128,13 @@ def parse_numbers(text: str, what: str) -> tuple[int, ...]:
         typer.BadParameter: it is not of that form.
     """
     numbers: list[int] = []
+    if len(text) > 10_000:
+        raise typer.BadParameter(f"{text[:20]}...: expected {what} such as 1,7,21 or 1-4, counted from 1")
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise typer.BadParameter(f"{text!r}: expected {what} such as 1,7,21 or 1-4, counted from 1")
+        if max(len(first), len(last)) > 6:  # no model is as deep, and a range is spelled out
+            raise typer.BadParameter(f"{text!r}: expected {what} below a million")
         numbers += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(numbers))

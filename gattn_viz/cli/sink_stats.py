@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gattn_viz.cli import messages, options
+from gattn_viz.errors import GattnVizError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +101,7 @@ def sink_stats(
         )
     table = tables.summarise(rows, by, per_prompt=per_prompt)
 
-    in_terminal = sys.stdout.isatty()
+    in_terminal = sys.stdout is not None and sys.stdout.isatty()
     if output is not None:
         _write_file(table, output, chosen)
         messages.log.info("wrote %s: %d rows", output, len(table))
@@ -127,14 +128,14 @@ def _write_file(table: pd.DataFrame, path: Path, output_format: Format) -> None:
 
 
 def _write_stdout(table: pd.DataFrame, output_format: Format) -> None:
+    if sys.stdout is None:
+        raise GattnVizError("standard output is closed; expected somewhere to write to: use --output FILE")
     sys.stdout.flush()
     sys.stdout.buffer.write(_encode(table, output_format))
     sys.stdout.flush()
 
 
 def _encode(table: pd.DataFrame, output_format: Format) -> bytes:
-    from gattn_viz.errors import GattnVizError
-
     if output_format == "csv":
         return table.to_csv(index=False, float_format="%.7g").encode()
     if output_format == "json":

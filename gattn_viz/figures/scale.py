@@ -43,6 +43,10 @@ class ColorScale:
             raise GattnVizError(
                 f"colour range {self.vmin:g} to {self.vmax:g} is empty or not finite; expected vmin < vmax"
             )
+        if not 1e-12 <= self.vmax - self.vmin <= 1e12:
+            raise GattnVizError(
+                f"colour range {self.vmin:g} to {self.vmax:g} cannot be drawn; expected one of 1e-12 to 1e12"
+            )
         if self.kind != "linear" and self.vmin < 0:
             raise GattnVizError(
                 f"a {self.kind} colour scale cannot start at {self.vmin:g}; use a linear scale for negative values"

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.layer import LayerSums
 
 FirstRow = Literal["exclude", "include"]
@@ -33,6 +34,12 @@ class Options:
 
     first_row: FirstRow = "exclude"
     sink_threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.first_row not in get_args(FirstRow):
+            raise GattnVizError(f"first_row is {self.first_row!r}; expected {' or '.join(get_args(FirstRow))}")
+        if not 0 <= self.sink_threshold <= 1:
+            raise GattnVizError(f"sink_threshold is {self.sink_threshold}; expected a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Measure:
     low: float | None
     high: float | None
     needs: Literal["attention", "gate", "values", "residual stream"]
-    combine: Literal["queries", "tokens", "other tokens", "prompts", "max", "at max", "most frequent"]
+    combine: Literal["queries", "tokens", "other tokens", "prompts", "largest", "at largest", "most frequent"]
     definition: str
     source: str
 
@@ -198,13 +205,13 @@ SINK_MEASURES: tuple[Measure, ...] = (
     ),
     Measure(
         "top_sink_position", top_sink_position, "position", 1, None, "attention", "most frequent",
-        "the key with the largest alpha among keys that at least T/4 queries can see; the most frequent one "
-        "over prompts and heads",
+        "the key with the largest alpha among keys that have T/4 queries or more at or after them; the most "
+        "frequent one over prompts, heads and layers",
         _GU,
     ),
     Measure(
-        "top_sink_mass", top_sink_mass, "probability", 0, 1, "attention", "queries",
-        "the alpha of each prompt's own top sink",
+        "top_sink_mass", top_sink_mass, "probability", 0, 1, "attention", "tokens",
+        "the alpha of each prompt's and head's own top sink; local attention raises it for late keys",
         _GU,
     ),
     Measure(
@@ -223,24 +230,25 @@ SINK_MEASURES: tuple[Measure, ...] = (
         _QIU,
     ),
     Measure(
-        "max_activation", max_activation, "abs", 0, None, "residual stream", "max",
+        "max_activation", max_activation, "abs", 0, None, "residual stream", "largest",
         "max abs of the residual stream after the layer, over prompts, tokens and channels; of a model: the "
         "mean over its layers",
         f"M-Act of {_QIU}; {_SUN}",
     ),
     Measure(
-        "max_activation_ratio", max_activation_ratio, "ratio", 1, None, "residual stream", "at max",
-        "max_activation over the median abs at that layer, for the prompt that has the maximum",
+        "max_activation_ratio", max_activation_ratio, "ratio", 1, None, "residual stream", "at largest",
+        "max_activation over the median abs at that layer, of the prompt that has it; of a model: the mean "
+        "over its layers",
         f"massive: max > 100 and ratio >= 1000; {_SUN}",
     ),
     Measure(
-        "max_activation_position", max_activation_position, "position", 1, None, "residual stream", "at max",
-        "the token at which it is",
+        "max_activation_position", max_activation_position, "position", 1, None, "residual stream", "at largest",
+        "the token at which it is; of a model: in the layer where it is largest",
         _SUN,
     ),
     Measure(
-        "max_activation_channel", max_activation_channel, "channel", 1, None, "residual stream", "at max",
-        "the channel in which it is",
+        "max_activation_channel", max_activation_channel, "channel", 1, None, "residual stream", "at largest",
+        "the channel in which it is; of a model: in the layer where it is largest",
         _SUN,
     ),
     Measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -216,7 +217,7 @@ class TestResidualStream:
             assert sums.max_activation == pytest.approx(flat[-1], rel=1e-5)
             found = size[sums.max_activation_position][sums.max_activation_channel]
             assert found == pytest.approx(flat[-1], rel=1e-5)
-            assert sums.median_activation == pytest.approx(flat[(len(flat) - 1) // 2], rel=1e-4)
+            assert sums.median_activation == pytest.approx(statistics.median(flat), rel=1e-4)
 
 
 class TestPadding:
@@ -332,9 +333,11 @@ class TestErrors:
         model = tiny_model("baseline")
         for layer in (0, 4, -1):
             for request in (Request(maps=frozenset({layer})), Request(gates=frozenset({layer}))):
-                with pytest.raises(GattnVizError, match=rf"^no layer {layer}: this model has 3 layers, 1 to 3$"):
+                with pytest.raises(
+                    GattnVizError, match=rf"^no layer {layer}: this model has 3 layers; expected 1 to 3$"
+                ):
                     capture(model, ids(3), request)
-        with pytest.raises(GattnVizError, match=r"^no head 5: this model has 4 heads a layer, 1 to 4$"):
+        with pytest.raises(GattnVizError, match=r"^no head 5: this model has 4 heads a layer; expected 1 to 4$"):
             capture(model, ids(3), Request(maps=frozenset({1}), heads=(1, 5)))
 
     def test_a_model_that_does_not_use_the_attention_interface(self) -> None:

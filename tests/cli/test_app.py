@@ -65,12 +65,15 @@ BAD = [
     (["sink-stats", "-b", "0"], 2, "--batch-size"),
     (["sink-stats", "--max-tokens", "0"], 2, "--max-tokens"),
     (["draw"], 2, "draw"),
+    (["maps", "--layers", "1-999999999"], 2, "below a million"),
+    (["maps", "--layers", "1" * 5000], 2, "below a million"),
+    (["maps", "--heads", "1,,2"], 2, "'1,,2': expected"),
     # failed: 1, in one line
     (["maps", "-m", "gate_headwsie"], 1, "gate_headwise"),
     (["maps", "-m", "./nowhere"], 1, "./nowhere"),
-    (["maps", "--layers", "0"], 1, "no layer 0: this model has 3 layers, 1 to 3"),
-    (["maps", "--layers", "29"], 1, "no layer 29: this model has 3 layers, 1 to 3"),
-    (["maps", "--heads", "5"], 1, "no head 5: this model has 4 heads a layer, 1 to 4"),
+    (["maps", "--layers", "0"], 1, "no layer 0: baseline has 3 layers; expected 1 to 3"),
+    (["maps", "--layers", "29"], 1, "no layer 29: baseline has 3 layers; expected 1 to 3"),
+    (["maps", "--heads", "5"], 1, "no head 5: baseline has 4 heads a layer; expected 1 to 4"),
     (["maps", "-p", ""], 1, "empty"),
     (["maps", "-p", "the " * 200], 1, "the model has 64 positions"),
     (["maps", "--font", "No Such Font"], 1, "No Such Font"),
@@ -82,6 +85,8 @@ BAD = [
     (["sink-stats", "-p", "the cat", "-o", "."], 1, "cannot write ."),
     (["sink-stats", "-p", "the cat", "--device", "quantum"], 1, "quantum"),
     (["models", "nothing"], 1, "nothing"),
+    (["maps", "--vmax", "1e-300"], 1, "cannot be drawn"),
+    (["sink-stats", "-m", "baseline", "-m", "baseline"], 1, "given twice"),
 ]
 
 
@@ -159,3 +164,13 @@ def test_no_display_and_no_colour(tiny_trio: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert (tmp_path / "figs" / "maps_baseline.png").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk(tiny_trio: Path) -> None:
+    command = f"{sys.executable} -m gattn_viz sink-stats -q -m baseline -p 'the cat' > /dev/full"
+    environment = {**os.environ, "GATTN_VIZ_CHECKPOINTS": str(tiny_trio)}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("gattn-viz: error: ")
+    assert "No space left" in done.stderr.splitlines()[0]

@@ -94,3 +94,17 @@ def test_one_token(cli: Cli) -> None:
 def test_cut_prompts_are_said(cli: Cli) -> None:
     done = cli("maps", "-m", "baseline", *PROMPT, "--max-tokens", "3", *FAST)
     assert "warning: baseline: prompt 'prompt-1' cut to 3 tokens" in done.err
+
+
+def test_no_figure_overwrites_another(cli: Cli, tiny_trio: Path, tmp_path: Path) -> None:
+    """Models and prompts whose names are alike once they are part of a file's name, and one called `grid`."""
+    (tmp_path / "grid").symlink_to(tiny_trio / "gate_headwise")
+    lines = "\n".join(f'{{"id": "{name}", "text": "the cat"}}' for name in ("a/b", "a-b", "/", "x" * 300))
+    (tmp_path / "p.jsonl").write_text(lines)
+    (tmp_path / "baseline").symlink_to(tiny_trio / "baseline")
+    models = ("-m", "baseline", "-m", "./baseline", "-m", "./grid")
+    done = cli("maps", *models, "--layers", "1", "--prompts", "p.jsonl", *FAST)
+    assert done.code == 0, done.err
+    written = done.out.split()
+    assert len(written) == len(set(written)) == 4 * (3 + 1)
+    assert len(list((tmp_path / "figs").iterdir())) == 16

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("rdata", reason="needs the `training` extra")
-
 from training.data import Corpus, batch, held_out_batch, insert_operators
 from training.measure import measure
 from training.recipe import VARIANTS, Recipe, Stage
