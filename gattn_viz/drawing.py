@@ -137,4 +137,4 @@ def _footnote(maps: AttentionMaps) -> str:
 
 
 def _range_in_words(scale: ColorScale) -> str:
-    return f"Rows are queries and sum to 1; keys after the query are blank. One {scale.describe()}."
+    return f"Rows are queries; keys after the query are blank. One {scale.describe()}."

@@ -60,7 +60,7 @@ def test_a_panel_a_layer_and_what_it_says() -> None:
     assert title(figure) == ("baseline: attention, layers 1, 7, 21, 28 of 28, mean over 4 heads, T = 6")
     said = words(figure)
     assert "Prompt opening. bundled demo baseline, float32 on cpu." in said
-    assert "Rows are queries and sum to 1; keys after the query are blank. One linear scale from 0 to 0.5." in said
+    assert "Rows are queries; keys after the query are blank. One linear scale from 0 to 0.5." in said
 
 
 def test_a_panel_a_head() -> None:
