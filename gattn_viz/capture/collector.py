@@ -151,7 +151,8 @@ class Collector:
                 largest = int(size.argmax())
                 partial.max_activation = float(size.flatten()[largest])
                 partial.max_position, partial.max_channel = divmod(largest, size.shape[1])
-                partial.median_activation = _median(size.flatten())
+                # NumPy's: torch's median is the lower of the two middle values, and its kthvalue takes seconds
+                partial.median_activation = float(np.median(size.cpu().numpy()))
         for sequence, partial in enumerate(self.running.pop(layer)):
             self.on_layer(sequence, _finish(partial))
 
@@ -185,13 +186,6 @@ def _finish(partial: _Partial) -> LayerCapture:
             median_activation=partial.median_activation,
         )
     return partial.capture
-
-
-def _median(values: Tensor) -> float:
-    """The median; torch's own takes the lower of the two middle values of an even number of them."""
-    middle = values.numel() // 2
-    upper = values.kthvalue(middle + 1).values
-    return float(upper if values.numel() % 2 else (upper + values.kthvalue(middle).values) / 2)
 
 
 def _keep(tensor: Tensor) -> Tensor:

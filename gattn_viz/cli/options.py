@@ -65,7 +65,13 @@ TrustRemoteCode = Annotated[
 ]
 PromptTexts = Annotated[
     list[str] | None,
-    typer.Option("--prompt", "-p", help="A prompt. Repeatable.", rich_help_panel=PROMPTS, show_default=False),
+    typer.Option(
+        "--prompt",
+        "-p",
+        help="A prompt. Repeatable. Default: the bundled set (maps: its first).",
+        rich_help_panel=PROMPTS,
+        show_default=False,
+    ),
 ]
 PromptsFile = Annotated[
     str | None,

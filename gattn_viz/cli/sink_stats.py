@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -57,7 +58,7 @@ def sink_stats(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the table to a file instead of stdout.",
+            help="Write the table to a file (.csv, .json, .parquet) instead of stdout; - is stdout.",
             rich_help_panel=options.OUTPUT,
             show_default=False,
         ),
@@ -66,7 +67,7 @@ def sink_stats(
         Format | None,
         typer.Option(
             "--format",
-            help="Default: by the file's suffix, else csv.",
+            help="Default: by the file's suffix; on stdout csv.",
             rich_help_panel=options.OUTPUT,
             show_default=False,
         ),
@@ -74,6 +75,8 @@ def sink_stats(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
+    if output == Path("-"):
+        output, output_format = None, output_format or "csv"
     chosen = _output_format(output, output_format)
 
     from gattn_viz import tables
@@ -115,9 +118,22 @@ def sink_stats(
 
 
 def _output_format(output: Path | None, asked: Format | None) -> Format:
-    by_suffix: dict[str, Format] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
-    suffix = by_suffix.get(output.suffix.lower(), "csv") if output is not None else "csv"
-    return asked or suffix
+    """The format asked for, else that of the file's suffix.
+
+    Raises:
+        typer.BadParameter: the suffix is of no format.
+        GattnVizError: the format's library is not installed.
+    """
+    by_suffix: dict[str, Format] = {"": "csv", ".csv": "csv", ".json": "json", ".parquet": "parquet"}
+    suffix = output.suffix.lower() if output is not None else ""
+    if asked is None and suffix not in by_suffix:
+        raise typer.BadParameter(f"--output {output}: expected .csv, .json or .parquet, or --format beside it")
+    chosen = asked or by_suffix[suffix]
+    if chosen == "parquet" and find_spec("pyarrow") is None:
+        raise GattnVizError(
+            "parquet needs pyarrow, which is not installed; install it with: pip install 'gattn-viz[parquet]'"
+        )
+    return chosen
 
 
 def _write_file(table: pd.DataFrame, path: Path, output_format: Format) -> None:
@@ -140,9 +156,4 @@ def _encode(table: pd.DataFrame, output_format: Format) -> bytes:
         return table.to_csv(index=False, float_format="%.7g").encode()
     if output_format == "json":
         return (table.to_json(orient="records", indent=2, double_precision=9) + "\n").encode()
-    try:
-        return table.to_parquet(index=False)
-    except ImportError as error:
-        raise GattnVizError(
-            "parquet needs pyarrow, which is not installed; install it with: pip install 'gattn-viz[parquet]'"
-        ) from error
+    return table.to_parquet(index=False)

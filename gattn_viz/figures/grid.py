@@ -89,8 +89,8 @@ def map_grid(
 ) -> Figure:
     """Draw rows x columns of maps with one colour range and one colour bar.
 
-    Token labels stand on the outer panels only when all panels have the same labels, else on each. A title that
-    all panels of a column share stands above the column once.
+    Token labels stand on the outer panels only when all panels have the same labels, else on each. Titles
+    stand above the columns once if all panels of each column share theirs, else above each panel.
 
     Args:
         panels: rows of panels; None leaves a cell empty, short rows are filled up with empty cells.
@@ -243,6 +243,7 @@ class _Sheet:
         labels = [tuple(panel.labels) for row in self.cells for panel in row if panel is not None]
         shared = len(set(labels)) == 1
         norm = self.scale.norm()
+        once = all(self._same_title(column) for column in range(len(axes[0])))
         image: AxesImage | None = None
         for r, row in enumerate(self.cells):
             for c, panel in enumerate(row):
@@ -250,7 +251,7 @@ class _Sheet:
                 if panel is None:
                     ax.set_axis_off()
                     continue
-                text = panel.title if r == self._first_row(c) or not self._same_title(c) else ""
+                text = panel.title if r == self._first_row(c) or not once else ""
                 title, _ = self._fitted(text, side, points("axes.titlesize"), lines=2)
                 image = draw_map(
                     ax,

@@ -100,3 +100,25 @@ def test_prompts_from_a_file_and_from_stdin(cli: Cli, tmp_path: Path, monkeypatc
     assert table(cli(*by_prompt, "--prompts", "prompts.jsonl").out).prompt.tolist() == ["a", "line-2"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\nthe dog\n")))
     assert len(table(cli(*by_prompt, "--prompts", "-").out)) == 2
+
+
+def test_a_dash_is_stdout(cli: Cli, tmp_path: Path) -> None:
+    assert cli("sink-stats", *PROMPT, "-o", "-").out == cli("sink-stats", *PROMPT).out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suffix_of_no_format(cli: Cli, tmp_path: Path) -> None:
+    done = cli("sink-stats", *PROMPT, "-o", "t.xlsx")
+    assert done.code == 2
+    assert "expected .csv, .json or .parquet" in " ".join(done.err.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parquet_without_its_library(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gattn_viz.cli.sink_stats.find_spec", lambda name: None)
+    done = cli("sink-stats", *PROMPT, "-o", "t.parquet")
+    assert done.code == 1
+    assert done.err == (
+        "gattn-viz: error: parquet needs pyarrow, which is not installed; install it with: "
+        "pip install 'gattn-viz[parquet]'\n"
+    )

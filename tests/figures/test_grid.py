@@ -164,10 +164,10 @@ def test_labels_stand_on_each_panel_when_they_differ(attention: Attention) -> No
     assert_tidy(figure)
 
 
-def test_a_columns_common_title_stands_once(attention: Attention) -> None:
+def test_titles_stand_once_only_if_every_column_shares_them(attention: Attention) -> None:
     rows = [[panel(attention(3), "layer 1"), panel(attention(3), name)] for name in ("a", "b")]
     titles = [ax.get_title() for ax in map_grid(rows, title=TITLE).axes[:-1]]
-    assert titles == ["layer 1", "a", "", "b"]
+    assert titles == ["layer 1", "a", "layer 1", "b"]
 
 
 def test_values_that_have_no_range() -> None:
