@@ -143,6 +143,7 @@ def sink_rows(
     for label, loaded, encoded in _each_model(models, prompts, run):
         _check_long_enough(encoded, options)
         rows += _rows_of_model(label, loaded, encoded, options, run.batch_size, progress)
+        del loaded  # before the next one is loaded
     return tables.to_frame(rows)
 
 
@@ -224,6 +225,7 @@ def attention_maps(
             )
             if progress is not None:
                 progress(label, done, len(encoded))
+        del loaded, model  # before the next one is loaded
     return result
 
 
@@ -285,7 +287,7 @@ def _each_model(
                     prompt.n_cut,
                 )
         yield label, loaded, encoded
-        del loaded  # before the next one is loaded
+        del loaded  # as the caller does
 
 
 def _with_revision(source: ModelSource, revision: str | None) -> ModelSource:

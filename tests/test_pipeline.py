@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +204,24 @@ def test_the_checkpoint_is_always_said(tiny_trio: Path, run: Run, caplog: pytest
         sink_stats(["gate_headwise"], PROMPTS, run=run)
     said = f"gate_headwise -> directory {tiny_trio / 'gate_headwise'}, float32 on cpu, 3 layers of 4 heads"
     assert said in caplog.text
+
+
+def test_a_model_is_let_go_before_the_next_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gattn_viz import pipeline
+
+    alive: list[weakref.ref[torch.nn.Module]] = []
+
+    def load_and_look(*args: object, **options: object) -> object:
+        gc.collect()
+        assert [model() for model in alive] == [None] * len(alive)
+        loaded = load(*args, **options)  # type: ignore[arg-type]
+        alive.append(weakref.ref(loaded.model))
+        return loaded
+
+    monkeypatch.setattr(pipeline, "load", load_and_look)
+    sink_stats(prompts=PROMPTS, run=run)
+    attention_maps(prompts=PROMPTS, run=run)
+    assert len(alive) == 6
 
 
 def test_public_names_exist() -> None:
