@@ -99,6 +99,9 @@ def test_layers_are_means_over_heads_and_models_over_layers() -> None:
     # the paper's M-Act: the mean over layers of each layer's maximum
     of_layers = layers[layers.model == "a"].max_activation
     assert models[models.model == "a"].max_activation.item() == pytest.approx(of_layers.mean())
+    # and beside it the mean of the layers' own ratios, not that of the layer with the largest maximum
+    ratios = layers[layers.model == "a"].max_activation_ratio
+    assert models[models.model == "a"].max_activation_ratio.item() == pytest.approx(ratios.mean())
 
 
 def test_top_sink_position_is_the_most_frequent() -> None:
