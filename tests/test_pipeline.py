@@ -183,7 +183,7 @@ class TestAttentionMaps:
         assert maps.layers == (1, 2, 3)
         [maps] = attention_maps(["baseline"], PROMPTS[:1], layers="all", run=run)
         assert maps.layers == (1, 2, 3)
-        from gattn_viz.pipeline import _choose_layers
+        from gattn_viz.pipeline.maps import _choose_layers
 
         assert _choose_layers(None, 28) == (1, 7, 21, 28)
         assert _choose_layers(None, 1) == (1,)
@@ -207,7 +207,6 @@ def test_the_checkpoint_is_always_said(tiny_trio: Path, run: Run, caplog: pytest
 
 
 def test_a_model_is_let_go_before_the_next_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gattn_viz import pipeline
 
     alive: list[weakref.ref[torch.nn.Module]] = []
 
@@ -218,7 +217,7 @@ def test_a_model_is_let_go_before_the_next_is_loaded(run: Run, monkeypatch: pyte
         alive.append(weakref.ref(loaded.model))
         return loaded
 
-    monkeypatch.setattr(pipeline, "load", load_and_look)
+    monkeypatch.setattr("gattn_viz.pipeline.run.load", load_and_look)
     sink_stats(prompts=PROMPTS, run=run)
     attention_maps(prompts=PROMPTS, run=run)
     assert len(alive) == 6

@@ -82,7 +82,8 @@ def sink_stats(
     from gattn_viz import tables
     from gattn_viz.metrics.measures import Options
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline import Run, sink_rows
+    from gattn_viz.pipeline.run import Run
+    from gattn_viz.pipeline.stats import sink_rows
 
     with messages.progress(quiet) as progress:
         rows = sink_rows(

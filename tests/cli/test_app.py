@@ -138,7 +138,7 @@ def test_an_unexpected_error_is_one_line_too(cli: Cli, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr("gattn_viz.pipeline.sink_rows", broken)
+    monkeypatch.setattr("gattn_viz.pipeline.stats.sink_rows", broken)
     done = cli("sink-stats")
     assert done.code == 1
     assert done.err == (

@@ -1,0 +1,17 @@
+"""What a notebook calls: models and prompts in, tables and figures out.
+
+    from gattn_viz import sink_stats, attention_maps, draw_maps
+
+    sink_stats(["baseline", "gate_headwise"], by="layer")                # a pandas DataFrame
+    [maps] = attention_maps(["gate_headwise"], layers=[1, 7, 21, 28])    # arrays
+    draw_maps(maps)                                                      # a matplotlib Figure
+
+The command line is a thin layer over this module. Models are loaded one after the other, each let go before the
+next.
+"""
+
+from gattn_viz.pipeline.maps import AttentionMaps, attention_maps
+from gattn_viz.pipeline.run import Run
+from gattn_viz.pipeline.stats import sink_stats
+
+__all__ = ["AttentionMaps", "Run", "attention_maps", "sink_stats"]

@@ -1,0 +1,130 @@
+"""Attention maps of models on prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gattn_viz.capture.collector import LayerCapture, Request
+from gattn_viz.capture.hooks import decoder_layers
+from gattn_viz.capture.run import capture, check_request
+from gattn_viz.errors import GattnVizError
+from gattn_viz.models.names import VARIANTS
+from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model
+from gattn_viz.prompts import Prompt, default_prompts
+from gattn_viz.tokens import token_labels
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """The attention maps of one model on one prompt.
+
+    Attributes:
+        model: its label.
+        checkpoint: which one was used, in words.
+        prompt: the prompt's id.
+        tokens: (T,), as they are read.
+        layers: from 1.
+        heads: from 1; None when the maps are the mean over all heads.
+        n_layers, n_heads: how many the model has.
+        probabilities: (layers, heads, T, T), float32; rows are queries. The axis of heads has length 1 for a mean.
+        dtype, device: of the run.
+    """
+
+    model: str
+    checkpoint: str
+    prompt: str
+    tokens: list[str]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...] | None
+    n_layers: int
+    n_heads: int
+    probabilities: NDArray[np.float32] = field(repr=False)
+    dtype: str
+    device: str
+
+
+def attention_maps(
+    models: Sequence[str] = VARIANTS,
+    prompts: Sequence[Prompt | str] | None = None,
+    *,
+    layers: Sequence[int] | Literal["all"] | None = None,
+    heads: Sequence[int] | Literal["mean", "all"] = "mean",
+    run: Run = Run(),
+    progress: Progress | None = None,
+) -> list[AttentionMaps]:
+    """Attention maps of each model on each prompt, the models in order.
+
+    Args:
+        models: variants, directories or Hub ids.
+        prompts: texts or `Prompt`s; None is the first of the bundled set.
+        layers: from 1; None is four of them: the first, those at a quarter and three quarters, and the last.
+        heads: from 1; `mean` is the mean over all heads.
+
+    Raises:
+        GattnVizError: a model or prompt that cannot be used, a layer or head that a model does not have.
+    """
+    if prompts is None:
+        prompts = default_prompts()[:1]
+    result = []
+    for label, loaded, encoded in each_model(models, prompts, run):
+        model = loaded.model
+        n_layers = len(decoder_layers(model))
+        n_heads = model.config.get_text_config().num_attention_heads
+        chosen = _choose_layers(layers, n_layers)
+        request = Request(
+            maps=frozenset(chosen),
+            heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
+        )
+        for done, prompt in enumerate(encoded, start=1):
+            check_request(model, request, label)
+            [captured] = capture(model, [prompt.ids], request)
+            _check_softmax(chosen, captured, label)
+            for layer in chosen:
+                check_finite(_map(captured[layer]).sum(), layer, label, prompt.prompt.id)
+            result.append(
+                AttentionMaps(
+                    model=label,
+                    checkpoint=loaded.source.checkpoint,
+                    prompt=prompt.prompt.id,
+                    tokens=token_labels(loaded.tokenizer, prompt.ids),
+                    layers=chosen,
+                    heads=None if request.heads == "mean" else request.heads or tuple(range(1, n_heads + 1)),
+                    n_layers=n_layers,
+                    n_heads=n_heads,
+                    probabilities=np.stack([_map(captured[layer]) for layer in chosen]),
+                    dtype=str(loaded.dtype).removeprefix("torch."),
+                    device=loaded.device.type,
+                )
+            )
+            if progress is not None:
+                progress(label, done, len(encoded))
+        del loaded, model  # before the next one is loaded
+    return result
+
+
+def _choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:
+    if layers == "all":
+        return tuple(range(1, n_layers + 1))
+    if layers is None:
+        return tuple(sorted({1, max(1, n_layers // 4), max(1, 3 * n_layers // 4), n_layers}))
+    assert not isinstance(layers, str)
+    return tuple(layers)
+
+
+def _check_softmax(layers: Sequence[int], captured: dict[int, LayerCapture], label: str) -> None:
+    for layer in layers:
+        if layer not in captured:
+            have = ", ".join(map(str, sorted(captured)))
+            raise GattnVizError(
+                f"layer {layer} of {label} has no softmax attention, and so no map; expected one of {have}"
+            )
+
+
+def _map(layer: LayerCapture) -> NDArray[np.float32]:
+    assert layer.probabilities is not None
+    return layer.probabilities.numpy()

@@ -1,0 +1,147 @@
+"""How models are found, loaded and given their prompts: what every command starts with."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from gattn_viz.capture.run import verify_gates
+from gattn_viz.errors import GattnVizError
+from gattn_viz.models.loading import LoadedModel, load
+from gattn_viz.models.names import ModelSource, resolve
+from gattn_viz.prompts import EncodedPrompt, Prompt, default_prompts, encode, prompts_from_text
+
+log = logging.getLogger("gattn_viz")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, steps done, and steps in all."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How models are found and run; the same for every command.
+
+    Attributes:
+        checkpoints: where a variant is looked up: `demo`, `official` or a directory.
+        revision: branch, tag or commit of the Hub ids that name none themselves.
+        dtype: `auto` (float32 on a CPU, the checkpoint's own on a GPU), `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
+        device_map: as in transformers, to spread a model over devices.
+        trust_remote_code: run the code that comes with a checkpoint. Never needed for gated checkpoints.
+        bos: `auto` (what the tokenizer does), `always` or `never`.
+        max_tokens: cut prompts after so many tokens.
+        batch_size: prompts run together.
+    """
+
+    checkpoints: str = "demo"
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    device_map: str | None = None
+    trust_remote_code: bool = False
+    bos: Literal["auto", "always", "never"] = "auto"
+    max_tokens: int | None = None
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise GattnVizError(f"batch size is {self.batch_size}; expected 1 or more")
+
+
+def each_model(
+    models: Sequence[str], prompts: Sequence[Prompt | str] | None, run: Run
+) -> Iterator[tuple[str, LoadedModel, list[EncodedPrompt]]]:
+    """Load one model after the other, with a label of its own and the prompts in its own tokens."""
+    if not models:
+        raise GattnVizError("no model was given; expected at least one")
+    models = [models] if isinstance(models, str) else list(models)
+    if len(set(models)) < len(models):
+        raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
+    sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]
+    labels = [source.label for source in sources]
+    chosen = _as_prompts(prompts)
+    for source, label in zip(sources, labels, strict=True):
+        if labels.count(label) > 1:  # two checkpoints of one name: the whole of what was written tells them apart
+            label = source.name
+        loaded = load(
+            source,
+            dtype=run.dtype,
+            device=run.device,
+            device_map=run.device_map,
+            trust_remote_code=run.trust_remote_code,
+        )
+        verify_gates(loaded.model)
+        config = loaded.config.get_text_config()
+        log.info(
+            "%s, %s on %s, %d layers of %d heads",
+            source.sentence,
+            str(loaded.dtype).removeprefix("torch."),
+            loaded.device,
+            config.num_hidden_layers,
+            config.num_attention_heads,
+        )
+        encoded = [
+            encode(
+                prompt,
+                loaded.tokenizer,
+                bos=run.bos,
+                max_tokens=run.max_tokens,
+                max_positions=getattr(config, "max_position_embeddings", None),
+            )
+            for prompt in chosen
+        ]
+        rows = loaded.model.get_input_embeddings().weight.shape[0]
+        for prompt in encoded:
+            if max(prompt.ids) >= rows:
+                raise GattnVizError(
+                    f"the tokenizer of {label} gives token {max(prompt.ids)}, but the model has {rows} "
+                    "embeddings; expected the model's own tokenizer: put it beside config.json"
+                )
+            if prompt.n_cut:
+                log.warning(
+                    "%s: prompt %r cut to %d tokens, %d left out",
+                    label,
+                    prompt.prompt.id,
+                    len(prompt.ids),
+                    prompt.n_cut,
+                )
+        yield label, loaded, encoded
+        del loaded  # as the caller does
+
+
+def _with_revision(source: ModelSource, revision: str | None) -> ModelSource:
+    if source.is_local or source.revision is not None:
+        return source
+    return replace(source, revision=revision)
+
+
+def _as_prompts(prompts: Sequence[Prompt | str] | None) -> list[Prompt]:
+    if prompts is None:
+        return default_prompts()
+    prompts = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
+    for prompt in prompts:
+        if not isinstance(prompt, (str, Prompt)):
+            raise GattnVizError(f"a prompt is a {type(prompt).__name__}, {prompt!r}; expected a text or a Prompt")
+    texts = iter(prompts_from_text([prompt for prompt in prompts if isinstance(prompt, str)]))
+    chosen = [prompt if isinstance(prompt, Prompt) else next(texts) for prompt in prompts]
+    if not chosen:
+        raise GattnVizError("no prompt was given; expected at least one")
+    for prompt_id, count in Counter(prompt.id for prompt in chosen).items():
+        if count > 1:
+            raise GattnVizError(
+                f"{count} prompts have the id {prompt_id!r}; expected an id of its own for each: change one"
+            )
+    return chosen
+
+
+def check_finite(value: Any, layer: int, label: str, prompt: str) -> None:
+    if not np.isfinite(value):
+        raise GattnVizError(
+            f"layer {layer} of {label} gives NaN or infinity on prompt {prompt!r}; expected finite numbers: try "
+            "--dtype float32, or check the weights"
+        )
