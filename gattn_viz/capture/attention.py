@@ -1,46 +1,99 @@
-"""The attention function that a captured model runs: exact output, and its probabilities on the way.
+"""The attention function that a captured model runs: exact output, and its statistics on the way.
 
 transformers hands every layer's queries, keys and values, after rotary embedding and qk-norm, to a function looked
-up by name. Ours computes attention in float32, a block of query rows at a time, gives each block to the
-collector that is active, and returns the output in the model's own dtype. No map exists as a whole here.
+up by name. Ours takes padding out, sequence by sequence, and lets the cheaper of two paths compute attention:
 
-Axis letters: B batch, H query heads, K key/value heads, G = H / K, Q query rows of a block, T tokens, D head_dim.
+- `fused`: torch's own kernel, which also gives the log-sum-exp of each query's scores;
+- `blocks`: some query rows at a time, in float32, from which everything can be had.
+
+Axis letters: B batch, H query heads, K key/value heads, G = H / K, Q queries, T keys, D head_dim.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+
+from gattn_viz.capture.mask import LazyMask, lazy_mask
 
 # The name must not hold "flash", "sdpa", "flex" or "/": transformers takes these for its own kernels.
 IMPLEMENTATION = "gattn_viz_capture"
 
-# Query rows of one block: its probabilities are H x 128 x T floats.
-BLOCK_ROWS = 128
+
+@dataclass(frozen=True)
+class Attention:
+    """One sequence's attention at one layer: all that its probabilities follow from. Padding is taken out.
+
+    Attributes:
+        q: (Q, K, G, D).
+        scale: scores are scale * q . k.
+        k, v: (K, T, D) and (K, T, Dv).
+        first_query, first_key: which tokens of the prompt the first query and key are, from 0. More than 0 with a
+            cache.
+        mask: whose places are `padding` more than the prompt's.
+        sequence: of the batch.
+        softcap: scores are softcap * tanh(score / softcap) (Gemma 2).
+        sink_logit: (K, G), takes part in the softmax and is then dropped (gpt-oss).
+        bias: (Q, K, G, T), added to the scores.
+    """
+
+    q: Tensor
+    scale: float
+    k: Tensor
+    v: Tensor
+    first_query: int
+    first_key: int
+    mask: LazyMask
+    padding: int
+    sequence: int
+    softcap: float | None = None
+    sink_logit: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1] * self.q.shape[2]
+
+    def visible(self, rows: range) -> tuple[range, Tensor | None]:
+        """The keys (columns of `k`) that some rows of `q` see any of.
+
+        Returns:
+            their range, and (rows, keys) True where a key is seen; None in place of it for the plain causal rule,
+            where row i sees the columns up to its own.
+        """
+        own = self.first_query - self.first_key  # the column of row 0
+        if self.mask.plain:
+            return range(0, own + rows.stop), None
+        offset = self.padding + self.first_key
+        queries = range(rows.start + own + offset, rows.stop + own + offset)
+        bounds = self.mask.bounds(queries)
+        columns = range(max(bounds.start - offset, 0), min(bounds.stop - offset, self.k.shape[1]))
+        if not columns:
+            return range(0, 1), torch.zeros(len(rows), 1, dtype=torch.bool, device=self.k.device)
+        tile = self.mask.tile(self.sequence, queries, range(columns.start + offset, columns.stop + offset))
+        return columns, tile
 
 
-class AttentionSink(Protocol):
-    """What the attention function gives its blocks to."""
+class AttentionTaker(Protocol):
+    """Computes attention, and keeps of it what was asked for."""
 
-    def real_tokens(self, sequence: int) -> slice:
-        """Where the tokens of a sequence of the batch lie that are not padding."""
+    def place(self, sequence: int) -> slice:
+        """Where the tokens of a sequence of the batch lie that are not padding, cached ones included."""
 
-    def start_attention(self, layer: int, sequence: int, value: Tensor, heads: int) -> None:
-        """A layer begins with a sequence; `value` is (K, T, D), its real tokens'."""
-
-    def add_block(self, layer: int, sequence: int, first_query: int, p: Tensor, visible: Tensor) -> None:
-        """`p` (H, Q, T) are the probabilities of some rows, `visible` (Q,) how many keys each row sees."""
+    def attend(self, layer: int, attention: Attention) -> Tensor:
+        """Compute one sequence's attention output, (Q, K, G, Dv); its queries may be none."""
 
     def add_output(self, layer: int, output: Tensor) -> None:
-        """A layer's attention output for the whole batch, (B, T, H, D)."""
+        """A layer's attention output for the whole batch, (B, Q, H, Dv)."""
 
 
-active_sink: ContextVar[AttentionSink | None] = ContextVar("active_sink", default=None)
+active_taker: ContextVar[AttentionTaker | None] = ContextVar("active_taker", default=None)
 
 
 def capture_attention(
@@ -48,110 +101,78 @@ def capture_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: LazyMask | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Softmax attention of (B, H, T, D) queries over (B, K, T, D) keys and values.
+    """Softmax attention of (B, H, Q, D) queries over (B, K, T, D) keys and (B, K, T, Dv) values.
 
     Padding is left out before anything is computed: a padded query's output is 0, and no real query sees a
     padded key.
 
     Args:
-        attention_mask: (B, 1, T, T) boolean, as `boolean_mask` makes it; True is visible.
-        softcap: scores are softcap * tanh(score / softcap) (Gemma 2).
-        s_aux: (H,), a learned sink's logit, which takes part in the softmax and is then dropped (gpt-oss).
-        position_bias: (1 or B, H, T, T), added to the scores.
+        attention_mask: as `lazy_mask` makes it.
+        softcap, s_aux, position_bias: see `Attention`; s_aux is (H,), position_bias (1 or B, H, Q, T).
 
     Returns:
-        (B, T, H, D) and None: the weights went to the collector.
+        (B, Q, H, Dv) and None: the weights went to the taker.
     """
-    sink = active_sink.get()
-    if sink is None:
+    taker = active_taker.get()
+    if taker is None:
         raise RuntimeError(f"attention implementation {IMPLEMENTATION!r} runs inside gattn_viz.capture only")
-    if attention_mask is None:
-        raise RuntimeError(f"{type(module).__name__} asked for no mask: causality cannot be known")
+    if not isinstance(attention_mask, LazyMask):
+        raise RuntimeError(f"{type(module).__name__} made its own mask, or none: what is visible cannot be known")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    batch, heads, length, _ = query.shape
-    if key.shape[2] != length:
-        raise RuntimeError(f"capture runs without a cache, but got {length} queries and {key.shape[2]} keys")
+    batch, heads, queries, _ = query.shape
+    kv_heads, keys = key.shape[1], key.shape[2]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    dtype = torch.promote_types(query.dtype, torch.float32)
 
-    output = query.new_zeros(batch, length, heads, value.shape[-1])
+    def by_query(x: Tensor) -> Tensor:
+        """(H, Q, ...) to (Q, K, G, ...): the query heads of one KV head side by side, so that no key is copied."""
+        return x.transpose(0, 1).unflatten(1, (kv_heads, heads // kv_heads)).to(dtype)
+
+    first_query, first_key = attention_mask.first_query, attention_mask.first_key  # places in the batch, from 0
+    outputs = []
     for sequence in range(batch):
-        real = sink.real_tokens(sequence)
-        q, k, v = (x[sequence, :, real].float() for x in (query, key, value))
-        visible = attention_mask[sequence, 0, real, real]
+        place = taker.place(sequence)
+        rows = _overlap(place, first_query, queries)
+        columns = _overlap(place, first_key, keys)
         bias = None
         if position_bias is not None:
-            bias = position_bias[sequence % position_bias.shape[0], :, real, real].float()
-        sink.start_attention(layer, sequence, v, heads)
-        for first in range(0, q.shape[1], BLOCK_ROWS):
-            rows = slice(first, first + BLOCK_ROWS)
-            p = block_probabilities(
-                q[:, rows] * scaling,
-                k,
-                visible[rows],
-                softcap=softcap,
-                sink_logit=s_aux,
-                bias=None if bias is None else bias[:, rows],
-            )
-            sink.add_block(layer, sequence, first, p, visible[rows].sum(-1))
-            out = _by_kv_head(p, v.shape[0]) @ v  # (K, G * Q, D)
-            output[sequence, real][rows] = out.view(heads, -1, v.shape[-1]).transpose(0, 1).to(output.dtype)
-    sink.add_output(layer, output)
+            bias = by_query(position_bias[sequence % position_bias.shape[0], :, rows, columns])
+        attention = Attention(
+            by_query(query[sequence, :, rows]),
+            scaling,
+            key[sequence, :, columns].to(dtype),
+            value[sequence, :, columns].to(dtype),
+            first_query + rows.start - place.start,
+            first_key + columns.start - place.start,
+            attention_mask,
+            place.start,
+            sequence,
+            softcap,
+            None if s_aux is None else s_aux.view(kv_heads, -1).to(dtype),
+            bias,
+        )
+        attended = taker.attend(layer, attention).flatten(1, 2).to(query.dtype)  # (rows, H, Dv)
+        padding = (0, 0, 0, 0, rows.start, queries - rows.stop)
+        outputs.append(functional.pad(attended, padding) if any(padding) else attended)
+    output = torch.stack(outputs) if batch > 1 else outputs[0][None]
+    taker.add_output(layer, output)
     return output, None
 
 
-def block_probabilities(
-    q: Tensor,
-    k: Tensor,
-    visible: Tensor,
-    *,
-    softcap: float | None = None,
-    sink_logit: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """The attention probabilities of some query rows, in float32.
-
-    Args:
-        q: (H, Q, D), scaled.
-        k: (K, T, D).
-        visible: (Q, T) boolean.
-        bias: (H, Q, T).
-
-    Returns:
-        (H, Q, T); rows sum to 1, to less with a learned sink, and to 0 where nothing is visible.
-    """
-    heads, rows, _ = q.shape
-    scores = (_by_kv_head(q, k.shape[0]) @ k.transpose(1, 2)).view(heads, rows, -1)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
-    scores = scores.masked_fill(~visible, -torch.inf)
-    if sink_logit is not None:
-        column = sink_logit.float().view(heads, 1, 1).expand(heads, rows, 1)
-        return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-    return scores.softmax(-1).masked_fill(~visible.any(-1, keepdim=True), 0)
-
-
-def _by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
-    """(H, Q, D) to (K, G * Q, D): the query heads of one KV head side by side, so that no key is copied."""
-    return x.reshape(kv_heads, -1, x.shape[-1])
-
-
-def boolean_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """transformers' boolean mask, never left out for being plainly causal."""
-    kwargs["allow_is_causal_skip"] = False
-    kwargs["allow_is_bidirectional_skip"] = False
-    return sdpa_mask(*args, **kwargs)
+def _overlap(place: slice, first: int, count: int) -> slice:
+    """The part of `count` places, the first of them `first`, that lies in `place`."""
+    start = min(max(place.start - first, 0), count)
+    return slice(start, max(start, min(place.stop - first, count)))
 
 
 # Without a mask function of the same name the layers would get no mask at all. There is no unregister: the
 # functions stay, and do nothing until a model is set to them.
 AttentionInterface.register(IMPLEMENTATION, capture_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, boolean_mask)
+AttentionMaskInterface.register(IMPLEMENTATION, lazy_mask)

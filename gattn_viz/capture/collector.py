@@ -1,12 +1,13 @@
 """What may be asked of a capture, what comes back, and the object that gathers it while the model runs.
 
-Axis letters: B batch, H query heads, K KV heads, Q query rows of a block, T tokens, D head_dim, C gate channels.
-Layers and heads are 1-based in `Request` and `LayerCapture`, as everywhere a person sees one; the model's own
-`layer_idx`, and the methods called from hooks, are 0-based.
+Axis letters: B batch, H query heads, K KV heads, Q queries of one forward pass, T tokens, D head_dim, C gate
+channels. Layers and heads are 1-based in `Request` and `LayerCapture`, as everywhere a person sees one; the
+model's own `layer_idx`, and the methods called from hooks, are 0-based.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,8 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gattn_viz.metrics.layer import LayerSums
+from gattn_viz.capture import fused
+from gattn_viz.capture.attention import Attention
+from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
+from gattn_viz.metrics.layer import LayerSums, Need
+from gattn_viz.metrics.median import MagnitudeHistogram, median
+from gattn_viz.metrics.pooling import MapBuilder, MapView
 from gattn_viz.metrics.sums import AttentionSums
+
+Path = Literal["fused", "blocks"]
+"""How a layer's attention was computed."""
+
+OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "received", "entropy", "row_max"})
 
 
 @dataclass(frozen=True)
@@ -27,16 +38,20 @@ class Request:
     Attributes:
         maps: layers whose attention probabilities are kept.
         heads: of which heads; None is all of them, and "mean" their mean, a single map.
-        sums: reduce every layer to `LayerSums`, from which all sink measures follow.
+        view: which part of a map, exact or pooled.
+        needs: reduce every layer to `LayerSums`, with what is named; empty is no sums.
         gates: layers whose gate logits and gate scores are kept.
         outputs: layers whose attention output is kept, before and after the gate.
+        loss: the next-token loss of each prompt too.
     """
 
     maps: frozenset[int] = frozenset()
     heads: tuple[int, ...] | Literal["mean"] | None = None
-    sums: bool = False
+    view: MapView = MapView()
+    needs: frozenset[Need] = frozenset()
     gates: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
+    loss: bool = False
 
 
 @dataclass
@@ -45,14 +60,16 @@ class LayerCapture:
 
     Attributes:
         layer: from 1.
-        probabilities: (heads kept, T, T), or (1, T, T) for their mean; rows are queries.
+        path: how the output and the sums were computed, `fused` or `blocks`.
+        probabilities: (heads kept, queries, keys) of the view, 1 head for their mean.
         gate_logits, gate_scores: (T, H, C), before and after the activation; None without a gate too.
         output_before, output_after: (T, H, D), the attention output before and after the gate. Without a gate the
             second is None: the output projection receives the first.
-        sums: the layer reduced, with its gate mean, value norms and the residual stream's extremes.
+        sums: the layer reduced.
     """
 
     layer: int
+    path: Path = "blocks"
     probabilities: Tensor | None = None
     gate_logits: Tensor | None = None
     gate_scores: Tensor | None = None
@@ -66,16 +83,22 @@ OnLayer = Callable[[int, LayerCapture], None]
 
 @dataclass
 class _Partial:
-    """One layer of one sequence, while the layer runs."""
+    """One layer of one sequence, while the model runs; with chunks, from the first to the last of them."""
 
-    capture: LayerCapture
+    tokens: int
+    heads: int = 0
+    path: Path = "blocks"
+    map: MapBuilder | None = None
     sums: AttentionSums | None = None
-    gate_mean: Tensor | None = None
-    value_norm: Tensor | None = None
+    gate_sum: Tensor | None = None  # (H,), mean over channels, summed over tokens
+    value_norms: list[Tensor] = field(default_factory=list)  # (H, Q) each
+    kept: dict[str, list[Tensor]] = field(default_factory=dict)
+    tokens_seen: int = 0  # of the residual stream
     max_activation: float = float("nan")
     max_position: int = -1
     max_channel: int = -1
-    median_activation: float = float("nan")
+    median: float = float("nan")
+    activations: MagnitudeHistogram | None = None  # in place of the median itself, with chunks
 
 
 @dataclass
@@ -84,114 +107,183 @@ class Collector:
 
     Attributes:
         request: what to keep.
-        real: for each sequence, where its tokens lie that are not padding.
+        places: for each sequence, where its tokens lie that are not padding.
         on_layer: called with (sequence, layer's capture) at the end of each layer.
+        chunk: which of the batch's places the forward pass of the moment is about.
     """
 
     request: Request
-    real: list[slice]
+    places: list[slice]
     on_layer: OnLayer
+    chunk: range
     running: dict[int, list[_Partial]] = field(default_factory=dict)
     layers_seen: set[int] = field(default_factory=set)
 
-    def real_tokens(self, sequence: int) -> slice:
-        return self.real[sequence]
+    def place(self, sequence: int) -> slice:
+        return self.places[sequence]
 
-    def start_attention(self, layer: int, sequence: int, value: Tensor, heads: int) -> None:
-        partial = self._partials(layer)[sequence]
-        kv_heads, tokens, _ = value.shape
-        if self.request.sums:
-            partial.sums = AttentionSums.zeros(heads, tokens, value.device)
-            partial.value_norm = value.norm(dim=-1).repeat_interleave(heads // kv_heads, 0)
-        if layer + 1 in self.request.maps:
-            asked = self.request.heads
-            kept = heads if asked is None else 1 if asked == "mean" else len(asked)
-            partial.capture.probabilities = torch.empty(kept, tokens, tokens)
+    def attend(self, layer: int, attention: Attention) -> Tensor:
+        """Compute a sequence's attention by the cheapest path that gives what is asked for."""
+        partial = self._partials(layer)[attention.sequence]
+        needs = self.request.needs & OF_ATTENTION
+        if partial.heads == 0:
+            self._begin(partial, layer, attention)
+        if "values" in self.request.needs:
+            new = attention.v[:, attention.v.shape[1] - len(attention.q) :]  # cached ones are counted already
+            norms = new.norm(dim=-1)
+            partial.value_norms.append(norms.repeat_interleave(attention.q.shape[2], 0))
+        wanted = self._wanted(partial)
 
-    def add_block(self, layer: int, sequence: int, first_query: int, p: Tensor, visible: Tensor) -> None:
-        partial = self._partials(layer)[sequence]
-        if partial.sums is not None:
-            partial.sums.add(p, first_query, visible)
-        if partial.capture.probabilities is not None:
-            if self.request.heads == "mean":
-                p = p.mean(0, keepdim=True)
-            elif self.request.heads is not None:
-                p = p[[head - 1 for head in self.request.heads]]
-            partial.capture.probabilities[:, first_query : first_query + p.shape[1]] = p
+        if _choose_path(attention, needs) == "fused":
+            partial.path = "fused"
+            output, lse = fused.attend(attention)
+            if partial.sums is not None:
+                _add_fused(partial.sums, needs, attention, lse)
+            if wanted is not None and fused.can_pool(attention, wanted.builder):
+                fused.add_pooled_map(attention, wanted)
+            elif wanted is not None:
+                attend_in_blocks(attention, output=None, wanted=wanted)
+        else:
+            partial.path = "blocks"
+            output = attention.q.new_empty(*attention.q.shape[:3], attention.v.shape[-1])
+            attend_in_blocks(attention, output=output, sums=partial.sums, needs=needs, wanted=wanted)
+        return output
 
     def add_output(self, layer: int, output: Tensor) -> None:
         if layer + 1 in self.request.outputs:
-            for partial, tokens in self._each(layer, output):
-                partial.capture.output_before = _keep(tokens)
+            self._keep(layer, "output_before", output)
 
     def add_gated_output(self, layer: int, output: Tensor, heads: int) -> None:
-        """`output` is (B, T, H * D), what the output projection receives."""
+        """`output` is (B, Q, H * D), what the output projection receives."""
         if layer + 1 in self.request.outputs:
-            for partial, tokens in self._each(layer, output):
-                partial.capture.output_after = _keep(tokens.unflatten(-1, (heads, -1)))
+            self._keep(layer, "output_after", output.unflatten(-1, (heads, -1)))
 
     def add_gate(self, layer: int, logits: Tensor, scores: Tensor) -> None:
-        """`logits` and `scores` are (B, T, H, C)."""
+        """`logits` and `scores` are (B, Q, H, C)."""
         if layer + 1 in self.request.gates:
-            for partial, tokens in self._each(layer, logits):
-                partial.capture.gate_logits = _keep(tokens)
+            self._keep(layer, "gate_logits", logits)
+            self._keep(layer, "gate_scores", scores)
+        if "gate" in self.request.needs:
             for partial, tokens in self._each(layer, scores):
-                partial.capture.gate_scores = _keep(tokens)
-        if self.request.sums:
-            for partial, tokens in self._each(layer, scores):
-                partial.gate_mean = tokens.float().mean((0, 2))
+                total = tokens.float().mean(2).sum(0)
+                partial.gate_sum = total if partial.gate_sum is None else partial.gate_sum + total
 
     def end_layer(self, layer: int, residual: Tensor) -> None:
-        """The model is through with a layer; `residual` (B, T, hidden) is the residual stream after it."""
+        """The model is through with a layer; `residual` (B, Q, hidden) is the residual stream after it."""
         if layer not in self.running:
             return  # not softmax attention: a hybrid model's linear layers have nothing to show
-        if self.request.sums:
+        if "residual" in self.request.needs:
             for partial, tokens in self._each(layer, residual):
-                size = tokens.float().abs()  # (T, hidden)
-                largest = int(size.argmax())
-                partial.max_activation = float(size.flatten()[largest])
-                partial.max_position, partial.max_channel = divmod(largest, size.shape[1])
-                # NumPy's: torch's median is the lower of the two middle values, and its kthvalue takes seconds
-                partial.median_activation = float(np.median(size.cpu().numpy()))
-        for sequence, partial in enumerate(self.running.pop(layer)):
-            self.on_layer(sequence, _finish(partial))
+                _add_residual(partial, tokens)
+        if self.chunk.stop >= max(place.stop for place in self.places):
+            for sequence, partial in enumerate(self.running.pop(layer)):
+                self.on_layer(sequence, self._finish(layer, partial))
 
     def _partials(self, layer: int) -> list[_Partial]:
         if layer not in self.running:
             self.layers_seen.add(layer)
-            self.running[layer] = [_Partial(LayerCapture(layer + 1)) for _ in self.real]
+            self.running[layer] = [_Partial(place.stop - place.start) for place in self.places]
         return self.running[layer]
 
+    def _begin(self, partial: _Partial, layer: int, attention: Attention) -> None:
+        partial.heads = attention.heads
+        if self.request.needs:
+            partial.sums = AttentionSums.zeros(
+                partial.heads, partial.tokens, self.request.needs, attention.q.device
+            )
+        if layer + 1 in self.request.maps:
+            asked = self.request.heads
+            kept = partial.heads if asked is None else 1 if asked == "mean" else len(asked)
+            partial.map = MapBuilder(kept, partial.tokens, self.request.view)
+
+    def _wanted(self, partial: _Partial) -> WantedMap | None:
+        if partial.map is None:
+            return None
+        if self.request.heads == "mean":
+            return WantedMap(partial.map, None)
+        every = range(1, partial.heads + 1)
+        return WantedMap(partial.map, [head - 1 for head in self.request.heads or every])
+
+    def _keep(self, layer: int, name: str, batch: Tensor) -> None:
+        """Copies that outlive the forward pass: float32, on the CPU, sharing no memory with the model's."""
+        for partial, tokens in self._each(layer, batch):
+            copy = tokens.detach().to("cpu", torch.float32, copy=True)
+            partial.kept.setdefault(name, []).append(copy)
+
     def _each(self, layer: int, batch: Tensor) -> Iterator[tuple[_Partial, Tensor]]:
-        """Each sequence with its own part of a (B, T, ...) tensor, padding left out."""
-        for sequence, (partial, real) in enumerate(zip(self._partials(layer), self.real, strict=True)):
-            yield partial, batch[sequence, real]
+        """Each sequence that has a token in the chunk, with its part of a (B, Q, ...) tensor, padding left out."""
+        for sequence, (partial, place) in enumerate(zip(self._partials(layer), self.places, strict=True)):
+            start, stop = max(place.start, self.chunk.start), min(place.stop, self.chunk.stop)
+            if start < stop:
+                yield partial, batch[sequence, start - self.chunk.start : stop - self.chunk.start]
 
-
-def _finish(partial: _Partial) -> LayerCapture:
-    if partial.sums is not None:
+    def _finish(self, layer: int, partial: _Partial) -> LayerCapture:
         sums = partial.sums
-        partial.capture.sums = LayerSums(
-            tokens=sums.received.shape[1],
-            received=_to_numpy(sums.received),
-            first_row=_to_numpy(sums.first_row),
-            entropy=_to_numpy(sums.entropy),
-            entropy_ratio=_to_numpy(sums.entropy_ratio),
-            ratio_queries=sums.ratio_queries,
-            gate_mean=None if partial.gate_mean is None else _to_numpy(partial.gate_mean),
-            value_norm=None if partial.value_norm is None else _to_numpy(partial.value_norm),
-            max_activation=partial.max_activation,
-            max_activation_position=partial.max_position,
-            max_activation_channel=partial.max_channel,
-            median_activation=partial.median_activation,
+        return LayerCapture(
+            layer + 1,
+            path=partial.path,
+            probabilities=None if partial.map is None else partial.map.result(),
+            **{name: torch.cat(parts) for name, parts in partial.kept.items()},
+            sums=None
+            if sums is None
+            else LayerSums(
+                tokens=partial.tokens,
+                heads=partial.heads,
+                first_token=_to_numpy(sums.first_token),
+                first_row=_to_numpy(sums.first_row),
+                received=_to_numpy(sums.received),
+                entropy=_to_numpy(sums.entropy),
+                entropy_ratio=_to_numpy(sums.entropy_ratio),
+                ratio_queries=sums.ratio_queries,
+                row_max=_to_numpy(sums.row_max),
+                gate_mean=None if partial.gate_sum is None else _to_numpy(partial.gate_sum / partial.tokens),
+                value_norm=_to_numpy(torch.cat(partial.value_norms, 1)) if partial.value_norms else None,
+                max_activation=partial.max_activation,
+                max_activation_position=partial.max_position,
+                max_activation_channel=partial.max_channel,
+                median_activation=partial.median if partial.activations is None else partial.activations.median(),
+            ),
         )
-    return partial.capture
 
 
-def _keep(tensor: Tensor) -> Tensor:
-    """A copy that outlives the forward pass: float32, on the CPU, sharing no memory with the model's."""
-    return tensor.detach().to("cpu", torch.float32, copy=True)
+def _choose_path(attention: Attention, needs: frozenset[Need]) -> Path:
+    """The fused kernel where it gives all that is asked for, and gives it faster than blocks do.
+
+    With entropy it runs twice. On a CPU, one pass of blocks takes less (`benchmarks/`); a GPU's kernels never
+    write scores to memory, which there decides.
+    """
+    cheap: frozenset[Need] = frozenset({"first_token"})
+    if attention.q.device.type != "cpu":
+        cheap |= {"entropy"}
+    return "fused" if needs <= cheap and fused.can_fuse(attention) else "blocks"
 
 
-def _to_numpy(tensor: Tensor) -> NDArray[np.float64]:
-    return tensor.detach().cpu().double().numpy()
+def _add_fused(sums: AttentionSums, needs: frozenset[Need], attention: Attention, lse: Tensor) -> None:
+    every = slice(0, attention.heads)
+    if "first_token" in needs:
+        first = fused.first_token(attention, lse).flatten(1, 2).T
+        sums.add_first_token(every, attention.first_query, first)
+    if "entropy" in needs:
+        first_count = attention.first_query + 1
+        seen = torch.arange(first_count, first_count + len(lse), device=lse.device)
+        sums.add_entropy(every, fused.entropy(attention, lse).flatten(1, 2).T, seen)
+
+
+def _add_residual(partial: _Partial, tokens: Tensor) -> None:
+    size = tokens.detach().float().abs().cpu().numpy()  # (Q, hidden)
+    largest = int(size.argmax())  # the first of them; a NaN counts as the largest
+    value = float(size.flat[largest])
+    if partial.tokens_seen == 0 or value > partial.max_activation or math.isnan(value):
+        partial.max_activation = value
+        row, partial.max_channel = divmod(largest, size.shape[1])
+        partial.max_position = partial.tokens_seen + row
+    partial.tokens_seen += len(size)
+    if len(size) == partial.tokens:
+        partial.median = median(size)
+    else:
+        partial.activations = partial.activations or MagnitudeHistogram()
+        partial.activations.add(size)
+
+
+def _to_numpy(tensor: Tensor | None) -> NDArray[np.float64] | None:
+    return None if tensor is None else tensor.detach().cpu().double().numpy()

@@ -30,6 +30,14 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     )
 
 
+def backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without its language-model head."""
+    if model.base_model is not model:
+        return model.base_model
+    layers = decoder_layers(model)  # Llama 4's does not say what its base model is
+    return next(module for module in model.modules() if any(child is layers for child in module.children()))
+
+
 def gated_attention(model: PreTrainedModel) -> dict[int, GatedQwen3Attention]:
     """The attention modules that have a gate, by `layer_idx` (0-based)."""
     return {

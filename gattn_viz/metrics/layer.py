@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[np.float64]
+
+
+Need = Literal["first_token", "received", "entropy", "row_max", "gate", "values", "residual"]
+"""What has to be taken out of a layer for a measure."""
+
+NEEDS: frozenset[Need] = frozenset(get_args(Need))
+
 
 @dataclass(frozen=True)
 class LayerSums:
-    """All that the measures need to know of one prompt at one layer. NumPy, on the host.
+    """All that the measures need to know of one prompt at one layer. NumPy, on the host; None is "not asked".
 
     Attributes:
         tokens: T, the prompt's real tokens.
-        received, first_row, entropy, entropy_ratio, ratio_queries: as in `AttentionSums`, in float64.
-        gate_mean: (H,), the mean gate score over tokens and channels; None without a gate.
-        value_norm: (H, T), the L2 norm of each token's value, a query head has its KV head's; None if not asked.
+        heads: H.
+        first_token: (H,), the attention to the first token, summed over all queries.
+        first_row: (H,), the attention of the first query to it (1, unless there is a learned sink).
+        received: (H, T), for each key the sum of the attention it gets, over all queries.
+        entropy: (H,), the sum over queries of -sum_k p log p, in nats.
+        entropy_ratio: (H,), the sum over queries that see two keys or more of their entropy / log(keys seen).
+        ratio_queries: how many queries see two keys or more.
+        row_max: (H,), the largest probability of a query, summed over all queries.
+        gate_mean: (H,), the mean gate score over tokens and channels; None without a gate too.
+        value_norm: (H, T), the L2 norm of each token's value; a query head has its KV head's.
         max_activation: max abs of the residual stream after the layer. NaN if not asked.
         max_activation_position, max_activation_channel: where that is, 0-based. -1 if not asked.
         median_activation: the median abs over tokens and channels. NaN if not asked.
     """
 
     tokens: int
-    received: NDArray[np.float64]
-    first_row: NDArray[np.float64]
-    entropy: NDArray[np.float64]
-    entropy_ratio: NDArray[np.float64]
-    ratio_queries: int
-    gate_mean: NDArray[np.float64] | None = None
-    value_norm: NDArray[np.float64] | None = None
+    heads: int
+    first_token: Array | None = None
+    first_row: Array | None = None
+    received: Array | None = None
+    entropy: Array | None = None
+    entropy_ratio: Array | None = None
+    ratio_queries: int = 0
+    row_max: Array | None = None
+    gate_mean: Array | None = None
+    value_norm: Array | None = None
     max_activation: float = float("nan")
     max_activation_position: int = -1
     max_activation_channel: int = -1
     median_activation: float = float("nan")
-
-    @property
-    def heads(self) -> int:
-        return int(self.received.shape[0])

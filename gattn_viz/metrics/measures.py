@@ -1,15 +1,15 @@
 """The table of measures: what each is, its unit and range, what it needs, where it comes from.
 
-One entry feeds the columns of the CSV, the command's help, the README's table and the tests. A measure's
-function takes the sums of one prompt at one layer (`LayerSums`) and gives one number for each head, (H,).
-Positions are 1-based.
+One entry feeds the columns of the CSV, the command's choices, the README's table and the tests. A measure's
+function takes the sums of one prompt at one layer (`LayerSums`) and gives one number for each head, (H,);
+`perplexity` alone is of the whole model. Positions are 1-based.
 
 p[i, k] is the attention of query i to key k, T the prompt's tokens, alpha_k the mean over i >= k of p[i, k].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,9 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.metrics.layer import LayerSums
+from gattn_viz.metrics.layer import LayerSums, Need
 
 FirstRow = Literal["exclude", "include"]
+Combine = Literal[
+    "queries", "tokens", "other tokens", "prompts", "predictions", "largest", "at largest", "most frequent"
+]
 Array = NDArray[np.float64]
 
 
@@ -48,26 +51,37 @@ class Measure:
 
     Attributes:
         name: the column.
-        function: (sums, options) -> (H,).
+        function: (sums, options) -> (H,). None: it is of the model's next-token loss, not of a layer.
         unit: what a value counts in.
         low, high: the range, None where there is no bound.
-        needs: what must be captured.
+        needs: what has to be taken out of a layer; None is nothing but the number of tokens.
         combine: how the values of several prompts become one. A mean weighs each prompt by its queries (those
-            that count under the first-row policy), its tokens, its tokens but the first, or 1; else it is the
-            largest value, the value where that other measure is largest, or the most frequent one.
-        definition: one line for help and README.
+            that count under the first-row policy), its tokens, its tokens but the first, or 1; `predictions` is
+            exp of the mean of log, by predictions; else it is the largest value, the value where that other
+            measure is largest, or the most frequent one.
+        definition: one line for the README.
         source: where the definition comes from.
     """
 
     name: str
-    function: Callable[[LayerSums, Options], Array]
+    function: Callable[[LayerSums, Options], Array] | None
     unit: str
     low: float | None
     high: float | None
-    needs: Literal["attention", "gate", "values", "residual stream"]
-    combine: Literal["queries", "tokens", "other tokens", "prompts", "largest", "at largest", "most frequent"]
+    needs: Need | None
+    combine: Combine
     definition: str
     source: str
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether prompts are averaged."""
+        return self.combine not in ("largest", "at largest", "most frequent")
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it gets a confidence interval: a mean, and not one of the prompts' lengths alone."""
+        return self.is_mean and (self.needs is not None or self.function is None)
 
 
 def count_queries(tokens: int, options: Options) -> int:
@@ -77,14 +91,17 @@ def count_queries(tokens: int, options: Options) -> int:
 
 def alpha(sums: LayerSums) -> Array:
     """(H, T): for each key, the mean attention it gets from the queries at or after it."""
+    assert sums.received is not None
     queries = np.arange(sums.tokens, 0, -1)
     return sums.received / queries
 
 
 def first_token_mass(sums: LayerSums, options: Options) -> Array:
     """Mean over queries of p[i, 1]; NaN if no query counts."""
-    received = sums.received[:, 0]
+    assert sums.first_token is not None
+    received = sums.first_token
     if options.first_row == "exclude":
+        assert sums.first_row is not None
         received = received - sums.first_row
     return _divide(received, count_queries(sums.tokens, options))
 
@@ -102,7 +119,8 @@ def uniform_null(sums: LayerSums, options: Options) -> Array:
 
 def sink_rate(sums: LayerSums, options: Options) -> Array:
     """1 where alpha of the first token exceeds the threshold, else 0."""
-    return (alpha(sums)[:, 0] > options.sink_threshold).astype(float)
+    assert sums.first_token is not None
+    return (sums.first_token / sums.tokens > options.sink_threshold).astype(float)
 
 
 def _top_sink(sums: LayerSums) -> NDArray[np.intp]:
@@ -131,12 +149,20 @@ def sink_keys(probabilities: NDArray[np.float32], threshold: float = 0.3) -> NDA
 
 def entropy(sums: LayerSums, options: Options) -> Array:
     """Mean over queries of -sum_k p log p."""
+    assert sums.entropy is not None
     return sums.entropy / sums.tokens
 
 
 def entropy_ratio(sums: LayerSums, options: Options) -> Array:
     """Mean over queries that see two keys or more of entropy / log(keys seen); NaN if there is none."""
+    assert sums.entropy_ratio is not None
     return _divide(sums.entropy_ratio, sums.ratio_queries)
+
+
+def row_max(sums: LayerSums, options: Options) -> Array:
+    """Mean over queries of max_k p[i, k]."""
+    assert sums.row_max is not None
+    return sums.row_max / sums.tokens
 
 
 def gate_mean(sums: LayerSums, options: Options) -> Array:
@@ -188,41 +214,46 @@ _GUO = "Guo et al. 2024, arXiv 2410.13835"
 
 SINK_MEASURES: tuple[Measure, ...] = (
     Measure(
-        "first_token_mass", first_token_mass, "probability", 0, 1, "attention", "queries",
+        "first_token_mass", first_token_mass, "probability", 0, 1, "first_token", "queries",
         "mean over queries i >= 2 of the attention to the first token (`--first-row include`: i >= 1)",
         f"F-Attn of {_QIU}",
     ),
     Measure(
-        "uniform_null", uniform_null, "probability", 0, 1, "attention", "queries",
+        "uniform_null", uniform_null, "probability", 0, 1, None, "queries",
         "first_token_mass if every query attended equally to all tokens up to itself: (H_T - 1)/(T - 1); "
         "H_T/T with the first row",
         "H_T is the T-th harmonic number",
     ),
     Measure(
-        "sink_rate", sink_rate, "share of prompts", 0, 1, "attention", "prompts",
+        "sink_rate", sink_rate, "share of prompts", 0, 1, "first_token", "prompts",
         "share of prompts with alpha_first > .3 (`--sink-threshold`), alpha_k the mean over i >= k of p[i, k]",
         _GU,
     ),
     Measure(
-        "top_sink_position", top_sink_position, "position", 1, None, "attention", "most frequent",
+        "top_sink_position", top_sink_position, "position", 1, None, "received", "most frequent",
         "the key with the largest alpha among keys that have T/4 queries or more at or after them; the most "
         "frequent one over prompts, heads and layers",
         _GU,
     ),
     Measure(
-        "top_sink_mass", top_sink_mass, "probability", 0, 1, "attention", "tokens",
+        "top_sink_mass", top_sink_mass, "probability", 0, 1, "received", "tokens",
         "the alpha of each prompt's and head's own top sink; local attention raises it for late keys",
         _GU,
     ),
     Measure(
-        "entropy", entropy, "nats", 0, None, "attention", "tokens",
+        "entropy", entropy, "nats", 0, None, "entropy", "tokens",
         "mean over queries of -sum p log p, the first row included",
         "Shannon 1948",
     ),
     Measure(
-        "entropy_ratio", entropy_ratio, "share", 0, 1, "attention", "other tokens",
+        "entropy_ratio", entropy_ratio, "share", 0, 1, "entropy", "other tokens",
         "mean over queries i >= 2 of their entropy over log(number of keys they see)",
         "1 is uniform attention",
+    ),
+    Measure(
+        "row_max", row_max, "probability", 0, 1, "row_max", "tokens",
+        "mean over queries of the largest probability max_k p[i, k], the first row included",
+        "1 is one-hot attention",
     ),
     Measure(
         "gate_mean", gate_mean, "gate score", 0, 1, "gate", "tokens",
@@ -230,24 +261,24 @@ SINK_MEASURES: tuple[Measure, ...] = (
         _QIU,
     ),
     Measure(
-        "max_activation", max_activation, "abs", 0, None, "residual stream", "largest",
+        "max_activation", max_activation, "abs", 0, None, "residual", "largest",
         "max abs of the residual stream after the layer, over prompts, tokens and channels; of a model: the "
         "mean over its layers",
         f"M-Act of {_QIU}; {_SUN}",
     ),
     Measure(
-        "max_activation_ratio", max_activation_ratio, "ratio", 1, None, "residual stream", "at largest",
+        "max_activation_ratio", max_activation_ratio, "ratio", 1, None, "residual", "at largest",
         "max_activation over the median abs at that layer, of the prompt that has it; of a model: the mean "
         "over its layers",
         f"massive: max > 100 and ratio >= 1000; {_SUN}",
     ),
     Measure(
-        "max_activation_position", max_activation_position, "position", 1, None, "residual stream", "at largest",
+        "max_activation_position", max_activation_position, "position", 1, None, "residual", "at largest",
         "the token at which it is; of a model: in the layer where it is largest",
         _SUN,
     ),
     Measure(
-        "max_activation_channel", max_activation_channel, "channel", 1, None, "residual stream", "at largest",
+        "max_activation_channel", max_activation_channel, "channel", 1, None, "residual", "at largest",
         "the channel in which it is; of a model: in the layer where it is largest",
         _SUN,
     ),
@@ -261,4 +292,31 @@ SINK_MEASURES: tuple[Measure, ...] = (
         "mean norm of the other tokens' values",
         _GUO,
     ),
+    Measure(
+        "perplexity", None, "perplexity", 1, None, None, "predictions",
+        "exp of the mean of -log p(next token) over all predictions of all prompts; one value a model",
+        "PPL of " + _QIU,
+    ),
 )  # fmt: skip
+
+
+def choose_measures(names: Sequence[str] | str = "all") -> tuple[Measure, ...]:
+    """The measures of these names, in the table's order; `uniform_null` comes with `first_token_mass`.
+
+    Args:
+        names: a list, or one text with commas; `all` is every measure.
+
+    Raises:
+        GattnVizError: a name that no measure has, or no name.
+    """
+    wanted = {name.strip() for name in (names.split(",") if isinstance(names, str) else names)}
+    known = [measure.name for measure in SINK_MEASURES]
+    unknown = sorted(wanted - {*known, "all"})
+    if unknown or not wanted:
+        what = f"no measure {unknown[0]!r}" if unknown else "no measure was given"
+        raise GattnVizError(f"{what}; expected all, or some of {', '.join(known)}")
+    if "all" in wanted:
+        return SINK_MEASURES
+    if "first_token_mass" in wanted:
+        wanted.add("uniform_null")
+    return tuple(measure for measure in SINK_MEASURES if measure.name in wanted)

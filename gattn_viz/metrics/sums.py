@@ -1,72 +1,107 @@
-"""Reduce attention probabilities to per-head sums, a block of query rows at a time.
+"""Reduce attention to per-head sums over queries, some rows at a time.
 
 Every attention measure is a function of these sums, so a map need never exist as a whole: a caller hands over
 any partition of the rows, in any order, and the sums are those of the whole map.
 
-Axis letters: H heads, Q queries of a block, T tokens of the prompt.
+Axis letters: H heads, h some of them, Q queries of a block, T tokens of the prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gattn_viz.metrics.layer import NEEDS, Need
+
 
 @dataclass
 class AttentionSums:
-    """Sums over the queries of one prompt at one layer, for each head.
+    """Sums over the queries of one prompt at one layer, for each head; None for what was not asked.
 
     Attributes:
-        received: (H, T), for each key the sum of the attention it gets, over all queries.
-        first_row: (H,), the attention of the first query to the first key (1, unless there is a learned sink).
-        entropy: (H,), the sum over queries of -sum_k p log p, in nats.
-        entropy_ratio: (H,), the sum over queries that see two keys or more of their entropy / log(keys seen).
+        first_token, first_row, entropy, entropy_ratio, row_max: (H,), see `LayerSums`.
+        received: (H, T).
         ratio_queries: how many queries see two keys or more.
     """
 
-    received: Tensor
-    first_row: Tensor
-    entropy: Tensor
-    entropy_ratio: Tensor
+    heads: int
+    tokens: int
+    first_token: Tensor | None = None
+    first_row: Tensor | None = None
+    received: Tensor | None = None
+    entropy: Tensor | None = None
+    entropy_ratio: Tensor | None = None
+    row_max: Tensor | None = None
     ratio_queries: int = 0
 
     @classmethod
-    def zeros(cls, heads: int, tokens: int, device: torch.device | str = "cpu") -> AttentionSums:
+    def zeros(
+        cls,
+        heads: int,
+        tokens: int,
+        needs: Collection[Need] = NEEDS,
+        device: torch.device | str = "cpu",
+    ) -> AttentionSums:
         """Sums over no query yet."""
+
+        def of_heads(need: Need) -> Tensor | None:
+            return torch.zeros(heads, device=device) if need in needs else None
+
         return cls(
-            received=torch.zeros(heads, tokens, device=device),
-            first_row=torch.zeros(heads, device=device),
-            entropy=torch.zeros(heads, device=device),
-            entropy_ratio=torch.zeros(heads, device=device),
+            heads,
+            tokens,
+            first_token=of_heads("first_token"),
+            first_row=of_heads("first_token"),
+            received=torch.zeros(heads, tokens, device=device) if "received" in needs else None,
+            entropy=of_heads("entropy"),
+            entropy_ratio=of_heads("entropy"),
+            row_max=of_heads("row_max"),
         )
 
-    def add(self, probabilities: Tensor, first_query: int, visible: Tensor) -> None:
-        """Add the rows of queries `first_query`, `first_query` + 1, ... (0-based).
-
-        Args:
-            probabilities: (H, Q, T), float32; 0 for the keys that a query does not see.
-            first_query: the index in the prompt of the block's first row.
-            visible: (Q,), how many keys each of these queries sees.
-        """
-        self.received += probabilities.sum(1)
+    def add_first_token(self, heads: slice, first_query: int, p: Tensor) -> None:
+        """Add (h, Q) probabilities of the first token, of queries `first_query`, ... (0-based) and those heads."""
+        assert self.first_token is not None
+        assert self.first_row is not None
+        self.first_token[heads] += p.sum(-1)
         if first_query == 0:
-            self.first_row += probabilities[:, 0, 0]
-        entropy = torch.special.entr(probabilities).sum(-1)  # (H, Q)
-        self.entropy += entropy.sum(-1)
+            self.first_row[heads] += p[:, 0]
+
+    def add_received(self, heads: slice, first_key: int, received: Tensor) -> None:
+        """Add (h, keys) attention, summed over some queries, to keys `first_key`, ... (0-based)."""
+        assert self.received is not None
+        self.received[heads, first_key : first_key + received.shape[-1]] += received
+
+    def add_entropy(self, heads: slice, entropy: Tensor, visible: Tensor) -> None:
+        """Add (h, Q) entropies of queries that see `visible` (Q,) keys each. All heads have the same queries."""
+        assert self.entropy is not None
+        assert self.entropy_ratio is not None
         several = visible > 1  # a query that sees one key has no choice: log 1 = 0
-        self.entropy_ratio += (entropy[:, several] / visible[several].log()).sum(-1)
-        self.ratio_queries += int(several.sum())
+        self.entropy[heads] += entropy.sum(-1)
+        self.entropy_ratio[heads] += (entropy / visible.log().where(several, torch.inf)).sum(-1)
+        if heads.start == 0:
+            self.ratio_queries += int(several.sum())
+
+    def add_row_max(self, heads: slice, largest: Tensor) -> None:
+        """Add (h, Q) largest probabilities of some queries."""
+        assert self.row_max is not None
+        self.row_max[heads] += largest.sum(-1)
 
 
 def sum_map(probabilities: Tensor) -> AttentionSums:
-    """The sums of a whole causal map.
+    """The sums of a whole causal map, straight from their definitions.
 
     Args:
         probabilities: (H, T, T), rows are queries.
     """
     heads, tokens, _ = probabilities.shape
-    sums = AttentionSums.zeros(heads, tokens, probabilities.device)
-    sums.add(probabilities, 0, torch.arange(1, tokens + 1, device=probabilities.device))
+    sums = AttentionSums.zeros(heads, tokens, device=probabilities.device)
+    every = slice(0, heads)
+    sums.add_first_token(every, 0, probabilities[:, :, 0])
+    sums.add_received(every, 0, probabilities.sum(1))
+    visible = torch.arange(1, tokens + 1, device=probabilities.device)
+    sums.add_entropy(every, torch.special.entr(probabilities).sum(-1), visible)
+    sums.add_row_max(every, probabilities.amax(-1))
     return sums

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 import numpy as np
@@ -28,10 +27,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from gattn_viz.capture import attention
+from gattn_viz.capture import attention, blocks
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import capture, capture_batch, stream, verify_gates
 from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.layer import NEEDS
 from tests.conftest import GATES, tiny_model
 
 SIZES = {
@@ -87,7 +87,7 @@ def eager(model: PreTrainedModel, prompt: list[int]) -> tuple[torch.Tensor, ...]
     return tuple(weights[0] for weights in out.attentions)
 
 
-ALL = Request(maps=frozenset({1, 2, 3}), sums=True, gates=frozenset({1, 2, 3}), outputs=frozenset({1, 2, 3}))
+ALL = Request(maps=frozenset({1, 2, 3}), needs=NEEDS, gates=frozenset({1, 2, 3}), outputs=frozenset({1, 2, 3}))
 
 
 class TestMaps:
@@ -113,8 +113,8 @@ class TestMaps:
 
     def test_blocks_cover_long_prompts(self) -> None:
         model = tiny_model("gate_headwise", max_position_embeddings=512)
-        [prompt] = ids(2 * attention.BLOCK_ROWS + 37)
-        [layers] = capture(model, [prompt], Request(maps=frozenset({1}), sums=True))
+        [prompt] = ids(2 * blocks.MOST_ROWS + 37)
+        [layers] = capture(model, [prompt], Request(maps=frozenset({1}), needs=NEEDS))
         weights = eager(model, prompt)[0]
         torch.testing.assert_close(layers[1].probabilities, weights, atol=2e-6, rtol=0)
         np.testing.assert_allclose(layers[1].sums.received, weights.sum(1).numpy(), atol=1e-4)
@@ -206,7 +206,7 @@ class TestResidualStream:
     def test_extremes_are_those_of_the_hidden_states(self, name: str) -> None:
         model = tiny_model("gate_headwise") if name == "ours" else STOCK[name].eval()
         [prompt] = ids(6)
-        [layers] = capture(model, [prompt], Request(sums=True))
+        [layers] = capture(model, [prompt], Request(needs=NEEDS))
         model.set_attn_implementation("eager")  # older transformers drop the softcap under SDPA
         with torch.no_grad():
             states = model(torch.tensor([prompt]), output_hidden_states=True, use_cache=False).hidden_states
@@ -268,7 +268,16 @@ def assert_same(ours: dict[int, LayerCapture], other: dict[int, LayerCapture]) -
             else:
                 torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
         a, b = ours[layer].sums, other[layer].sums
-        for name in ("received", "first_row", "entropy", "entropy_ratio", "value_norm", "max_activation"):
+        for name in (
+            "first_token",
+            "first_row",
+            "received",
+            "entropy",
+            "entropy_ratio",
+            "row_max",
+            "value_norm",
+            "max_activation",
+        ):
             np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=1e-4, rtol=1e-4)
         assert (a.tokens, a.ratio_queries) == (b.tokens, b.ratio_queries)
 
@@ -292,7 +301,7 @@ class TestNothingIsChanged:
         weights = {name: value.clone() for name, value in model.state_dict().items()}
         capture(model, ids(5, 3), ALL, batch_size=2)
         assert self.state(model) == before
-        assert attention.active_sink.get() is None
+        assert attention.active_taker.get() is None
         for name, value in model.state_dict().items():
             assert torch.equal(value, weights[name])
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -308,7 +317,7 @@ class TestNothingIsChanged:
         with pytest.raises(KeyError, match="from the caller"):
             stream(model, ids(5), ALL, fail)
         assert self.state(model) == before
-        assert attention.active_sink.get() is None
+        assert attention.active_taker.get() is None
         capture(model, ids(5), ALL)  # and it can be run again
 
     def test_dropout_is_off_during_the_run(self) -> None:
@@ -322,7 +331,7 @@ class TestNothingIsChanged:
         [prompt] = ids(30)
         states = []
         handle = model.model.norm.register_forward_hook(lambda module, args, output: states.append(output))
-        capture(model, [prompt], Request(sums=True))
+        capture(model, [prompt], Request(needs=NEEDS))
         with torch.no_grad():
             model(torch.tensor([prompt]))
         handle.remove()
@@ -348,7 +357,7 @@ class TestErrors:
         with pytest.raises(
             GattnVizError, match="FalconForCausalLM does not use transformers' attention interface"
         ):
-            capture(model, ids(3), Request(sums=True))
+            capture(model, ids(3), Request(needs=NEEDS))
         assert model.config._attn_implementation == before
 
     def test_the_attention_function_outside_a_capture(self) -> None:
@@ -392,21 +401,3 @@ def test_cuda_equals_cpu() -> None:
     there = capture(model.to("cuda"), prompts, ALL, batch_size=2)
     for ours, other in zip(there, here, strict=True):
         assert_same(ours, other)
-
-
-def test_math_of_block_probabilities() -> None:
-    """One query, two keys, by hand: scores 1 and 0, a softcap of 2, a bias of 1 on the second key, a sink of 0."""
-    q, k = torch.tensor([[[1.0]]]), torch.tensor([[[1.0], [0.0]]])
-    visible = torch.tensor([[True, True]])
-    e = math.e
-    block = attention.block_probabilities
-    assert block(q, k, visible)[0, 0].tolist() == pytest.approx([e / (e + 1), 1 / (e + 1)])
-    capped = math.exp(2 * math.tanh(0.5))
-    assert block(q, k, visible, softcap=2.0)[0, 0].tolist() == pytest.approx(
-        [capped / (capped + 1), 1 / (capped + 1)]
-    )
-    assert block(q, k, visible, bias=torch.tensor([[[0.0, 1.0]]]))[0, 0].tolist() == pytest.approx([0.5, 0.5])
-    with_sink = block(q, k, visible, sink_logit=torch.zeros(1))[0, 0].tolist()
-    assert with_sink == pytest.approx([e / (e + 2), 1 / (e + 2)])
-    assert block(q, k, torch.tensor([[False, False]]))[0, 0].tolist() == [0, 0]
-    assert block(q, k, torch.tensor([[False, True]]))[0, 0].tolist() == [0, 1]

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gattn_viz.metrics.layer import LayerSums
-from gattn_viz.metrics.measures import SINK_MEASURES, Options, sink_keys
+from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.layer import NEEDS, LayerSums
+from gattn_viz.metrics.measures import SINK_MEASURES, Options, choose_measures, sink_keys
 from gattn_viz.metrics.sums import AttentionSums, sum_map
 
 MEASURES = {measure.name: measure for measure in SINK_MEASURES}
@@ -28,11 +29,14 @@ def layer(probabilities: torch.Tensor, **more: object) -> LayerSums:
     sums = sum_map(probabilities)
     return LayerSums(
         tokens=probabilities.shape[-1],
+        heads=probabilities.shape[0],
+        first_token=sums.first_token.double().numpy(),
         received=sums.received.double().numpy(),
         first_row=sums.first_row.double().numpy(),
         entropy=sums.entropy.double().numpy(),
         entropy_ratio=sums.entropy_ratio.double().numpy(),
         ratio_queries=sums.ratio_queries,
+        row_max=sums.row_max.double().numpy(),
         **more,  # type: ignore[arg-type]
     )
 
@@ -80,6 +84,9 @@ class TestByHand:
         assert value("entropy", self.sums) == pytest.approx([(math.log(2) + third) / 3])
         assert value("entropy_ratio", self.sums) == pytest.approx([(1 + third / math.log(3)) / 2])
 
+    def test_row_max(self) -> None:
+        assert value("row_max", self.sums) == pytest.approx([(1 + 0.5 + 0.5) / 3])
+
 
 class TestKnownMaps:
     @pytest.mark.parametrize("tokens", [2, 3, 8, 64, 512])
@@ -89,6 +96,7 @@ class TestKnownMaps:
             assert value("first_token_mass", sums, options) == pytest.approx(value("uniform_null", sums, options))
         assert value("entropy_ratio", sums) == pytest.approx([1])
         assert value("entropy", sums) == pytest.approx([sum(math.log(i) for i in range(1, tokens + 1)) / tokens])
+        assert value("row_max", sums) == pytest.approx([sum(1 / i for i in range(1, tokens + 1)) / tokens])
 
     def test_the_null_at_8_and_512_tokens(self) -> None:
         # the figures that design and README quote
@@ -101,6 +109,7 @@ class TestKnownMaps:
         assert value("top_sink_position", sums) == [1]
         assert value("entropy", sums) == [0]
         assert value("entropy_ratio", sums) == [0]
+        assert value("row_max", sums) == [1]
 
     def test_sink_on_another_token(self) -> None:
         # 12 tokens, all on the 4th: alpha of the 4th is 1, of the 1st 1/12, of the 2nd 1/11, of the 3rd 1/10
@@ -152,6 +161,7 @@ def test_against_naive_loops(p: torch.Tensor) -> None:
             assert value("top_sink_position", sums)[head] == best + 1
         entropies = [-sum(x * math.log(x) for x in row if x > 0) for row in rows]
         assert value("entropy", sums)[head] == pytest.approx(sum(entropies) / tokens, abs=1e-5)
+        assert value("row_max", sums)[head] == pytest.approx(sum(map(max, rows)) / tokens, abs=1e-6)
         ratios = [entropies[i] / math.log(i + 1) for i in range(1, tokens)]
         assert value("entropy_ratio", sums)[head] == pytest.approx(sum(ratios) / len(ratios), abs=1e-5)
 
@@ -162,11 +172,16 @@ def test_sums_of_blocks_are_those_of_the_whole(p: torch.Tensor, data: st.DataObj
     heads, tokens, _ = p.shape
     cuts = sorted(data.draw(st.sets(st.integers(1, tokens - 1), max_size=4)))
     blocks = list(zip([0, *cuts], [*cuts, tokens], strict=True))
+    groups = [slice(0, 1), slice(1, heads)] if heads > 1 else [slice(0, 1)]
     sums = AttentionSums.zeros(heads, tokens)
-    for first, last in data.draw(st.permutations(blocks)):
-        sums.add(p[:, first:last], first, torch.arange(first + 1, last + 1))
+    for (first, last), some in data.draw(st.permutations([(b, g) for b in blocks for g in groups])):
+        block, visible = p[some, first:last], torch.arange(first + 1, last + 1)
+        sums.add_first_token(some, first, block[:, :, 0])
+        sums.add_received(some, 0, block[:, :, :last].sum(1))
+        sums.add_entropy(some, torch.special.entr(block).sum(-1), visible)
+        sums.add_row_max(some, block.amax(-1))
     whole = sum_map(p)
-    for name in ("received", "first_row", "entropy", "entropy_ratio"):
+    for name in ("first_token", "received", "first_row", "entropy", "entropy_ratio", "row_max"):
         torch.testing.assert_close(getattr(sums, name), getattr(whole, name), atol=1e-5, rtol=1e-5)
     assert sums.ratio_queries == whole.ratio_queries == tokens - 1
 
@@ -185,6 +200,8 @@ def test_values_are_in_the_range_that_the_table_states(p: torch.Tensor) -> None:
         median_activation=0.5,
     )
     for measure in SINK_MEASURES:
+        if measure.function is None:
+            continue  # perplexity, which is of no layer
         for options in (Options(), INCLUDE):
             values = measure.function(sums, options)
             assert values.shape == (heads,)
@@ -230,3 +247,40 @@ def test_the_table_is_complete() -> None:
         assert measure.unit
         assert measure.definition
         assert measure.source
+    assert {measure.needs for measure in SINK_MEASURES} == {*NEEDS, None}
+    assert [measure.name for measure in SINK_MEASURES if measure.function is None] == ["perplexity"]
+
+
+class TestChooseMeasures:
+    @pytest.mark.parametrize(
+        ("asked", "expected"),
+        [
+            (["entropy"], ["entropy"]),
+            ("row_max, entropy", ["entropy", "row_max"]),  # in the order of the table
+            (["first_token_mass"], ["first_token_mass", "uniform_null"]),
+            (["perplexity", "uniform_null", "perplexity"], ["uniform_null", "perplexity"]),
+            (("entropy", "all"), list(MEASURES)),
+            ("all", list(MEASURES)),
+        ],
+    )
+    def test_names(self, asked: str | list[str], expected: list[str]) -> None:
+        assert [measure.name for measure in choose_measures(asked)] == expected
+
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            (["entropy", "entrpy"], "no measure 'entrpy'"),
+            ("entropy,", "no measure ''"),
+            ([], "no measure was given"),
+        ],
+    )
+    def test_names_that_are_none(self, asked: str | list[str], said: str) -> None:
+        with pytest.raises(GattnVizError, match=f"^{said}; expected all, or some of .*perplexity$"):
+            choose_measures(asked)
+
+    def test_intervals_are_for_means_of_what_is_measured(self) -> None:
+        without = {measure.name for measure in SINK_MEASURES if not measure.has_interval}
+        assert without == {
+            "uniform_null", "top_sink_position", "max_activation", "max_activation_ratio",
+            "max_activation_position", "max_activation_channel",
+        }  # fmt: skip

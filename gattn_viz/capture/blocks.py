@@ -1,0 +1,314 @@
+"""Attention a block of query rows at a time: the output, and every statistic, from one pass over the scores.
+
+The rows of one KV head's query heads have two buffers, scores s and their exponentials e. Everything is a product
+or a sum over these while they are in the processor's cache:
+
+    l = sum_k e                          p = e / l
+    output = e V / l                     received = (1/l)^T e
+    entropy = log l - (sum_k e s) / l, since log p = s - log l; and sum_k e s = q . (e K) where scores are q . k
+
+Where exponentials would leave the range of float32, a row's largest score is taken out first. What there is one of
+for each row is put in its place and finished at the end, for all rows at once: many small steps would cost more
+than the work itself.
+
+Axis letters as in `attention`; R rows of a block, C columns (keys) that they see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gattn_viz.capture.attention import Attention
+from gattn_viz.metrics.layer import Need
+from gattn_viz.metrics.pooling import MapBuilder
+from gattn_viz.metrics.sums import AttentionSums
+
+# Scores of one KV head's rows that are worked on together: 1 MB, half of what a core has of cache.
+BLOCK_SCORES = 256 * 1024
+LEAST_ROWS, MOST_ROWS = 16, 128
+
+# Up to this width of keys, a product of e with them costs less than one more pass over scores and exponentials.
+NARROW = 32
+
+# Sums of exponentials that float32 holds well enough without the largest score taken out.
+LEAST_SUM, LARGEST_SUM = 1e-20, 1e36
+
+
+@dataclass
+class WantedMap:
+    """A map to fill: of which heads, from 0; None is the mean of all."""
+
+    builder: MapBuilder
+    heads: list[int] | None
+
+
+def attend_in_blocks(
+    attention: Attention,
+    *,
+    output: Tensor | None,
+    sums: AttentionSums | None = None,
+    needs: Collection[Need] = (),
+    wanted: WantedMap | None = None,
+) -> None:
+    """Go through the queries once.
+
+    Args:
+        output: (Q, K, G, Dv), is written; None when it is known already, and only the map's rows are gone through.
+        sums: take up what is in `needs`; needs an output.
+        wanted: takes up its rows.
+    """
+    buffers = _Buffers()
+    kv_heads = [
+        _KVHead(attention, index, buffers, needs, None if output is None else output[:, index])
+        for index in range(attention.q.shape[1])
+    ]
+    seen = []
+    for rows in _blocks(attention, None if output is not None else wanted):
+        columns, visible = attention.visible(rows)
+        seen.append(_keys_seen(attention, rows, visible))
+        hidden = _Hidden.of(rows, visible, attention.q.device)
+        part = None if wanted is None else _PartOfMap.of(wanted, attention, rows, columns)
+        for kv_head in kv_heads:
+            if output is not None or (part is not None and part.has(kv_head.heads)):
+                kv_head.take(rows, columns, hidden)
+                if part is not None and part.has(kv_head.heads):
+                    part.add(kv_head.heads, kv_head.probabilities())
+        if wanted is not None and part is not None:
+            wanted.builder.add(part.kept.float(), part.first_query, part.first_key)
+    if output is not None:
+        for kv_head in kv_heads:
+            kv_head.finish(sums, torch.cat(seen) if seen else attention.q.new_zeros(0))
+
+
+def _blocks(attention: Attention, wanted: WantedMap | None) -> Iterator[range]:
+    """The rows of one block after the other, all or those of a map."""
+    start, end = 0, attention.q.shape[0]
+    if wanted is not None:
+        start = max(wanted.builder.rows.start - attention.first_query, 0)
+        end = min(wanted.builder.rows.stop - attention.first_query, end)
+    while start < end:
+        stop = min(start + _good_rows(attention, start), end)
+        yield range(start, stop)
+        start = stop
+
+
+def _good_rows(attention: Attention, start: int) -> int:
+    """How many rows make a block that starts at `start`, for `BLOCK_SCORES`."""
+    if attention.q.device.type != "cpu":
+        return MOST_ROWS
+    columns = attention.first_query - attention.first_key + start + LEAST_ROWS
+    if attention.mask.local_size is not None:
+        columns = min(columns, attention.mask.local_size + LEAST_ROWS)
+    scores = BLOCK_SCORES * torch.get_num_threads()
+    return max(min(scores // (attention.q.shape[2] * columns), MOST_ROWS), LEAST_ROWS)
+
+
+def _keys_seen(attention: Attention, rows: range, visible: Tensor | None) -> Tensor:
+    """(R,): how many keys each row sees."""
+    if visible is not None:
+        return visible.sum(-1)
+    first = attention.first_query + rows.start + 1
+    return torch.arange(first, first + len(rows), device=attention.q.device)
+
+
+class _Buffers:
+    """Memory that one block after the other uses."""
+
+    def __init__(self) -> None:
+        self.flat: dict[str, Tensor] = {}
+
+    def get(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Of that shape and of `like`'s dtype and device, with anything in it."""
+        size = math.prod(shape)
+        if name not in self.flat or len(self.flat[name]) < size:
+            self.flat[name] = like.new_empty(size)
+        return self.flat[name][:size].view(shape)
+
+
+@dataclass
+class _Hidden:
+    """Where queries of a block do not see keys."""
+
+    cells: Tensor  # (R, 1, C), or (R, 1, last columns)
+    last_columns: int
+
+    @classmethod
+    def of(cls, rows: range, visible: Tensor | None, device: torch.device) -> _Hidden:
+        if visible is not None:
+            return cls(~visible[:, None], visible.shape[1])
+        count = len(rows)  # the plain rule: row i's own column is i of the last ones
+        return cls(torch.ones(count, count, dtype=torch.bool, device=device).triu_(1)[:, None], count)
+
+    def fill(self, x: Tensor, value: float) -> None:
+        """Write a value there, into (R, G, C)."""
+        x[..., x.shape[-1] - self.last_columns :].masked_fill_(self.cells, value)
+
+
+class _KVHead:
+    """One KV head with its G query heads: what is known of each of their rows, (Q, G)."""
+
+    def __init__(
+        self, attention: Attention, index: int, buffers: _Buffers, needs: Collection[Need], output: Tensor | None
+    ) -> None:
+        self.attention = attention
+        self.group = attention.q.shape[2]
+        self.heads = slice(index * self.group, (index + 1) * self.group)
+        self.q = (attention.q[:, index] * attention.scale).contiguous()  # (Q, G, D): a block's rows lie together
+        self.kT = attention.k[index].T.contiguous()  # (D, T)
+        self.values = attention.v[index]
+        self.keys_as_values = (
+            "entropy" in needs
+            and self.q.shape[-1] <= NARROW
+            and attention.softcap is None
+            and attention.bias is None
+            and output is not None
+        )
+        if self.keys_as_values:
+            self.values = torch.cat([self.values, attention.k[index]], -1)
+            self.mean_key = torch.empty_like(self.q)  # e K
+        self.bias = None if attention.bias is None else attention.bias[:, index]
+        self.sink_logit = None if attention.sink_logit is None else attention.sink_logit[index]
+        self.buffers = buffers
+        self.needs = needs
+        self.output = output
+        # On a GPU, looking at the sums would make it wait for each block; a learned sink may be far above scores.
+        self.take_largest_out = self.q.device.type != "cpu" or self.sink_logit is not None
+
+        each_row = self.q.shape[:2]
+        self.total = self.q.new_empty(each_row)  # l, without a learned sink
+        self.shift = self.q.new_zeros(each_row)  # what was taken out of the scores
+        self.first_token = self.q.new_zeros(each_row)  # e of the first token
+        self.largest = self.q.new_empty(each_row)
+        self.scores_mean = self.q.new_empty(each_row)  # sum_k e s
+        self.received = self.q.new_zeros(self.group, attention.k.shape[1])
+
+    def take(self, rows: range, columns: range, hidden: _Hidden) -> None:
+        """Compute a block's scores and exponentials, and what follows from them."""
+        self.rows, self.columns = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        self._exponentiate(hidden)
+        by_row = self.e.view(-1, self.e.shape[-1])  # (R * G, C)
+        if self.output is not None:
+            product = (by_row @ self.values[self.columns]).view(*self.e.shape[:2], -1)
+            width = self.output.shape[-1]
+            self.output[self.rows] = product[..., :width]
+            if self.keys_as_values:
+                self.mean_key[self.rows] = product[..., width:]
+        if "first_token" in self.needs and self.attention.first_key + columns.start == 0:
+            self.first_token[self.rows] = self.e[..., 0]
+        if "row_max" in self.needs:
+            torch.amax(self.e, -1, out=self.largest[self.rows])
+        if "received" in self.needs:
+            # a product with one row of weights for each head, 0 for the others' rows: one for all is the fastest
+            weights = torch.diag_embed(self._over_total(self.rows)).flatten(0, 1)  # (R * G, G)
+            self.received[:, self.columns] += weights.T @ by_row
+        if "entropy" in self.needs and not self.keys_as_values:
+            torch.sum(self.s.mul_(self.e), -1, out=self.scores_mean[self.rows])  # the last use of the scores
+
+    def probabilities(self) -> Tensor:
+        """(G, R, C) of the block, a tensor of its own."""
+        return (self.e * self._over_total(self.rows)[..., None]).transpose(0, 1)
+
+    def finish(self, sums: AttentionSums | None, seen: Tensor) -> None:
+        """Divide by the sums of exponentials, and add up; `seen` (Q,) is how many keys each query sees."""
+        over_total = self._over_total(slice(None))
+        assert self.output is not None
+        self.output.mul_(over_total[..., None])
+        if sums is None:
+            return
+        if "first_token" in self.needs:
+            sums.add_first_token(self.heads, self.attention.first_query, (self.first_token * over_total).T)
+        if "received" in self.needs:
+            sums.add_received(self.heads, self.attention.first_key, self.received)
+        if "row_max" in self.needs:
+            sums.add_row_max(self.heads, (self.largest * over_total).T)
+        if "entropy" in self.needs:
+            if self.keys_as_values:
+                torch.sum(self.mean_key.mul_(self.q), -1, out=self.scores_mean)
+            log_total = self.shift - over_total.log()
+            entropy = (self.total * log_total - self.scores_mean) * over_total
+            sums.add_entropy(self.heads, entropy.T, seen)
+
+    def _exponentiate(self, hidden: _Hidden) -> None:
+        """e (R, G, C) and its sums; s too, unless e takes its place."""
+        total = self.total[self.rows]
+        if not self.take_largest_out:
+            self._score()
+            torch.exp(self.s, out=self.e)
+            hidden.fill(self.e, 0)
+            torch.sum(self.e, -1, out=total)
+            # A row that sees nothing has the sum 0, and is put right by the other way too.
+            least, largest = torch.aminmax(total)
+            if float(least) > LEAST_SUM and float(largest) < LARGEST_SUM:
+                return
+            self.take_largest_out = True
+        self._score()
+        hidden.fill(self.s, torch.finfo(self.s.dtype).min / 2)  # finite: 0 times it is 0
+        shift = self.s.amax(-1)
+        if self.sink_logit is not None:
+            shift = torch.maximum(shift, self.sink_logit)
+        self.shift[self.rows] = shift
+        torch.sub(self.s, shift[..., None], out=self.e).exp_()
+        hidden.fill(self.e, 0)
+        torch.sum(self.e, -1, out=total)
+
+    def _score(self) -> None:
+        """s, and where e will be."""
+        q = self.q[self.rows]
+        shape = (*q.shape[:2], self.columns.stop - self.columns.start)
+        self.s = self.e = self.buffers.get("scores", q, *shape)
+        if "entropy" in self.needs and not self.keys_as_values:
+            self.e = self.buffers.get("exponentials", q, *shape)
+        torch.mm(q.view(-1, q.shape[-1]), self.kT[:, self.columns], out=self.s.view(-1, shape[-1]))
+        if self.attention.softcap is not None:
+            self.s.div_(self.attention.softcap).tanh_().mul_(self.attention.softcap)
+        if self.bias is not None:
+            self.s += self.bias[self.rows, :, self.columns]
+
+    def _over_total(self, rows: slice) -> Tensor:
+        """1 / l of some rows, a learned sink's exponential in it. A row that sees nothing has no e to multiply."""
+        total = self.total[rows]
+        if self.sink_logit is not None:
+            total = total + (self.sink_logit - self.shift[rows]).exp()
+        return total.clamp_min(torch.finfo(total.dtype).tiny).reciprocal()
+
+
+@dataclass
+class _PartOfMap:
+    """The rows of a map that a block has, while the heads come in."""
+
+    chosen: list[int] | None  # None: the mean
+    heads: int
+    first_query: int
+    first_key: int
+    kept: Tensor  # (heads kept, R, C)
+
+    @classmethod
+    def of(cls, wanted: WantedMap, attention: Attention, rows: range, columns: range) -> _PartOfMap | None:
+        first = attention.first_query + rows.start
+        if first >= wanted.builder.rows.stop or first + len(rows) <= wanted.builder.rows.start:
+            return None
+        kept = 1 if wanted.heads is None else len(wanted.heads)
+        return cls(
+            wanted.heads,
+            attention.heads,
+            first,
+            attention.first_key + columns.start,
+            attention.q.new_zeros(kept, len(rows), len(columns)),
+        )
+
+    def has(self, heads: slice) -> bool:
+        return self.chosen is None or any(heads.start <= head < heads.stop for head in self.chosen)
+
+    def add(self, heads: slice, p: Tensor) -> None:
+        """Take up (G, R, C) probabilities of some heads."""
+        if self.chosen is None:
+            self.kept[0] += p.sum(0) / self.heads
+            return
+        for place, head in enumerate(self.chosen):
+            if heads.start <= head < heads.stop:
+                self.kept[place] = p[head - heads.start]

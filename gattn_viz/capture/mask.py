@@ -1,0 +1,109 @@
+"""The attention mask as a function: a tile at a time, never T x T.
+
+transformers makes one mask for all layers of a kind and hands it to each. Instead of a tensor it is given this
+object, which keeps the rule and evaluates it where it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(sequence, head, query, key) indices -> whether the query sees the key, as transformers defines it."""
+
+
+@dataclass(frozen=True, eq=False)
+class LazyMask:
+    """Which keys each query sees, padding aside.
+
+    Queries and keys are counted from the first place of the batch, padding and cached tokens included.
+
+    Attributes:
+        function: the rule.
+        first_query: the place of the first query; more than 0 with a cache.
+        first_key: the place of the first key; more than 0 when a cache has let go of older ones.
+        keys: how many keys attention gets.
+        plain: every query sees all keys up to itself, and nothing else.
+        causal: no query sees a key after itself.
+        local_size: how many keys back a query sees at most; None is all of them, or unknown.
+        vectorised: the rule takes tensors of indices; else single ones only.
+    """
+
+    function: MaskFunction
+    first_query: int
+    first_key: int
+    keys: int
+    plain: bool
+    causal: bool
+    local_size: int | None
+    vectorised: bool
+    device: torch.device | str
+
+    def bounds(self, queries: range) -> range:
+        """Keys that any of the queries may see."""
+        first, end = self.first_key, self.first_key + self.keys
+        if self.causal:
+            end = min(end, queries.stop)
+            if self.local_size is not None:
+                first = max(first, queries.start - self.local_size + 1)
+        return range(first, end)
+
+    def tile(self, sequence: int, queries: range, keys: range) -> Tensor:
+        """(queries, keys) boolean: True is visible."""
+        q, k = (torch.arange(r.start, r.stop, device=self.device) for r in (queries, keys))
+        b, h = torch.tensor(sequence, device=self.device), torch.tensor(0, device=self.device)
+        if self.vectorised:
+            visible = self.function(b, h, q[:, None], k[None, :])
+        else:
+            of_key = torch.vmap(self.function, in_dims=(None, None, None, 0))
+            visible = torch.vmap(of_key, in_dims=(None, None, 0, None))(b, h, q, k)
+        return visible.expand(len(queries), len(keys))
+
+    def to(self, *args: Any, **kwargs: Any) -> LazyMask:
+        """Itself: accelerate moves whatever a layer is given to the layer's device."""
+        return self
+
+    def __getitem__(self, index: object) -> LazyMask:
+        """Itself: some layers cut their mask to the keys that they have, which it ends at anyway."""
+        return self
+
+
+def lazy_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction = causal_mask_function,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> LazyMask:
+    """What transformers calls for a mask, see `transformers.masking_utils.sdpa_mask`.
+
+    `allow_is_causal_skip` is False when something was laid over the rule (blocks that see each other, packed
+    sequences): nothing is then supposed about it.
+    """
+    known = allow_is_causal_skip
+    within = mask_function is causal_mask_function or (
+        local_size is not None and q_offset + q_length <= local_size
+    )
+    return LazyMask(
+        mask_function,
+        first_query=int(q_offset),
+        first_key=kv_offset,
+        keys=kv_length,
+        plain=known and within and kv_offset == 0,
+        causal=known,
+        local_size=local_size if known else None,
+        vectorised=not use_vmap,
+        device=device,
+    )

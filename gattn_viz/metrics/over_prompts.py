@@ -1,0 +1,221 @@
+"""Many prompts as one: sums over the prompts of a model, whose size does not depend on how many there are.
+
+    sums = ModelSums("baseline", measures, options, rows["layer"], rows["head"])
+    sums.add(0, tokens, rows)       # a prompt; in any order
+    merge(sums, others)             # with the sums of other prompts of the same model
+
+Axis letters: U heads of all layers, S samples: the prompts as they are, then each resample of the bootstrap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gattn_viz.metrics.bootstrap import Bootstrap
+from gattn_viz.metrics.layer import LayerSums
+from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, count_queries
+
+Array = NDArray[np.float64]
+Rows = dict[str, NDArray[Any]]
+"""Columns of equal length."""
+
+LARGEST = next(measure for measure in SINK_MEASURES if measure.combine == "largest")
+
+
+def layer_rows(layer: int, sums: LayerSums, measures: Iterable[Measure], options: Options) -> Rows:
+    """The measures of one prompt at one layer, a row for each head.
+
+    Args:
+        layer: from 1.
+        measures: those asked for. What "at largest" measures go by is added.
+    """
+    measures = list(measures)
+    if LARGEST not in measures and any(measure.combine == "at largest" for measure in measures):
+        measures.append(LARGEST)
+    return {
+        "layer": np.full(sums.heads, layer),
+        "head": np.arange(1, sums.heads + 1),
+        **{measure.name: measure.function(sums, options) for measure in measures if measure.function is not None},
+    }
+
+
+def join_layers(rows: Iterable[Rows]) -> Rows:
+    """The rows of a prompt's layers under each other, by layer."""
+    ordered = sorted(rows, key=lambda row: row["layer"][0])
+    return {name: np.concatenate([row[name] for row in ordered]) for name in ordered[0]}
+
+
+@dataclass
+class WeightedMean:
+    """A mean over prompts for each head, while it is summed. A NaN does not count.
+
+    Attributes:
+        total: (U, S), values by weight.
+        weight: (U, S), or (1, S) while it is the same for all heads.
+        prompts: (U, 1) or (1, 1), how many have a value.
+    """
+
+    total: Array
+    weight: Array
+    prompts: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, units: int, samples: int) -> WeightedMean:
+        return cls(np.zeros((units, samples)), np.zeros((1, samples)), np.zeros((1, 1), int))
+
+    def add(self, value: Array, weight: float, times: NDArray[np.int64]) -> None:
+        """Add a prompt's (U,) values, (S,) times."""
+        present = ~np.isnan(value)
+        self.total += np.outer(np.where(present, value, 0) * weight, times)
+        if present.all() or not present.any():
+            present = present[:1]
+        self.weight = self.weight + np.outer(present * weight, times)
+        self.prompts = self.prompts + present[:, None]
+
+    def merge(self, other: WeightedMean) -> None:
+        self.total += other.total
+        self.weight = self.weight + other.weight
+        self.prompts = self.prompts + other.prompts
+
+    def values(self) -> Array:
+        """(U, S); NaN where nothing counts."""
+        return self.total / np.where(self.weight == 0, np.nan, self.weight)
+
+
+@dataclass
+class Largest:
+    """The largest value of each head over prompts, and what goes with it. Of equals, the first prompt's.
+
+    Attributes:
+        value: (U,).
+        prompt: (U,), the index of the prompt that has it.
+        companions: (U,) for each measure that is taken where that one is largest.
+    """
+
+    value: Array
+    prompt: NDArray[np.int64]
+    companions: dict[str, Array]
+
+    @classmethod
+    def empty(cls, units: int, companions: Iterable[str]) -> Largest:
+        none = np.full(units, np.nan)
+        return cls(np.full(units, -np.inf), np.full(units, -1), {name: none.copy() for name in companions})
+
+    def merge(self, other: Largest) -> None:
+        better = (other.value > self.value) | ((other.value == self.value) & (other.prompt < self.prompt))
+        self.value = np.where(better, other.value, self.value)
+        self.prompt = np.where(better, other.prompt, self.prompt)
+        for name, values in other.companions.items():
+            self.companions[name] = np.where(better, values, self.companions[name])
+
+
+@dataclass
+class ModelSums:
+    """All that a table needs to know of some prompts of one model. New, it is that of no prompt.
+
+    Attributes:
+        model: its label.
+        measures: those asked for.
+        layer, head: (U,), from 1, in ascending order.
+        bootstrap: the intervals wanted.
+        all_prompts: how many prompts there will be in all; for the bootstrap.
+        means: for each measure that is a mean; that of `perplexity` is of the loss, and U is 1.
+        largest: of `max_activation`.
+        positions: how often each (index in U, position) came, for each measure that is the most frequent one.
+        n_prompts, n_queries, tokens: what was added.
+    """
+
+    model: str
+    measures: tuple[Measure, ...]
+    options: Options
+    layer: NDArray[np.int64]
+    head: NDArray[np.int64]
+    bootstrap: Bootstrap | None = None
+    all_prompts: int = 0
+    means: dict[str, WeightedMean] = field(init=False)
+    largest: Largest = field(init=False)
+    positions: dict[str, Counter[tuple[int, int]]] = field(init=False)
+    n_prompts: int = field(default=0, init=False)
+    n_queries: int = field(default=0, init=False)
+    tokens: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.means = {measure.name: self._no_mean(measure) for measure in self.measures if measure.is_mean}
+        companions = [measure.name for measure in self.measures if measure.combine == "at largest"]
+        self.largest = Largest.empty(len(self.layer), companions)
+        self.positions = {
+            measure.name: Counter() for measure in self.measures if measure.combine == "most frequent"
+        }
+
+    def _no_mean(self, measure: Measure) -> WeightedMean:
+        resamples = self.bootstrap.resamples if self.bootstrap is not None and measure.has_interval else 0
+        return WeightedMean.empty(1 if measure.function is None else len(self.layer), 1 + resamples)
+
+    def add(self, prompt: int, tokens: int, rows: Rows, loss: float | None = None) -> None:
+        """Add one prompt.
+
+        Args:
+            prompt: its index among all prompts, from 0.
+            rows: those of all its layers.
+            loss: the sum over its T - 1 predictions of -log p(next token), in nats.
+        """
+        queries = count_queries(tokens, self.options)
+        weights = {
+            "queries": queries,
+            "tokens": tokens,
+            "other tokens": tokens - 1,
+            "predictions": tokens - 1,
+            "prompts": 1,
+        }
+        times = np.ones(1, int)
+        if self.bootstrap is not None:
+            times = np.append(times, self.bootstrap.counts(prompt, self.all_prompts))
+        for measure in self.measures:
+            if measure.is_mean:
+                mean = self.means[measure.name]
+                value = rows[measure.name] if measure.function is not None else _mean_loss(loss, tokens)
+                mean.add(value, weights[measure.combine], times[: mean.total.shape[1]])
+            elif measure.combine == "most frequent":
+                self.positions[measure.name].update(enumerate(rows[measure.name].astype(int).tolist()))
+        if LARGEST.name in rows:
+            companions = {name: rows[name] for name in self.largest.companions}
+            self.largest.merge(Largest(rows[LARGEST.name], np.full(len(self.layer), prompt), companions))
+        self.n_prompts += 1
+        self.n_queries += queries
+        self.tokens += tokens
+
+
+def merge(a: ModelSums, b: ModelSums) -> ModelSums:
+    """The sums of the prompts of both, which share none.
+
+    Raises:
+        ValueError: they are not sums of the same thing.
+    """
+    for name in ("model", "measures", "options", "bootstrap", "all_prompts"):
+        if getattr(a, name) != getattr(b, name):
+            raise ValueError(f"sums of a different {name} do not merge: {getattr(a, name)}, {getattr(b, name)}")
+    if not (np.array_equal(a.layer, b.layer) and np.array_equal(a.head, b.head)):
+        raise ValueError("sums of different layers or heads do not merge")
+    both = deepcopy(a)
+    for name, mean in b.means.items():
+        both.means[name].merge(mean)
+    both.largest.merge(b.largest)
+    for name, counts in b.positions.items():
+        both.positions[name].update(counts)
+    both.n_prompts += b.n_prompts
+    both.n_queries += b.n_queries
+    both.tokens += b.tokens
+    return both
+
+
+def _mean_loss(loss: float | None, tokens: int) -> Array:
+    """(1,); NaN if nothing is predicted."""
+    assert loss is not None
+    return np.array([loss / (tokens - 1) if tokens > 1 else np.nan])
