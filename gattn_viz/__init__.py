@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gattn_viz.drawing import draw_grid, draw_maps
     from gattn_viz.errors import GattnVizError
     from gattn_viz.metrics.measures import Options
+    from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
     from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, sink_stats
@@ -24,6 +25,7 @@ __version__ = version("gattn-viz")
 _HOMES = {
     "AttentionMaps": "pipeline",
     "GattnVizError": "errors",
+    "MapView": "metrics.pooling",
     "Options": "metrics.measures",
     "Prompt": "prompts",
     "Run": "pipeline",
@@ -39,6 +41,7 @@ _HOMES = {
 __all__ = [
     "AttentionMaps",
     "GattnVizError",
+    "MapView",
     "Options",
     "Prompt",
     "Run",

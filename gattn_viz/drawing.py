@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.figures.grid import Panel, map_grid, wrap_panels
+from gattn_viz.figures.grid import map_grid, wrap_panels
+from gattn_viz.figures.panel import Panel, Positions
 from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
 from gattn_viz.metrics.measures import sink_keys
+from gattn_viz.metrics.pooling import Buckets
 from gattn_viz.pipeline import AttentionMaps
 
 
@@ -27,20 +29,18 @@ class Look:
     Attributes:
         scale: `linear`, `sqrt` or `log`.
         vmax: the value that takes the last colour; None is the largest that is drawn.
-        drop_first: leave out the first key, which hides the rest where it is a sink.
         font: a font family or file to prefer for tokens.
     """
 
     scale: ScaleKind = "linear"
     vmax: float | None = None
-    drop_first: bool = False
     font: str | None = None
 
 
 def color_scale(sets: Iterable[AttentionMaps], look: Look = Look()) -> ColorScale:
     """One colour range for all maps of these models, so that their figures can be compared."""
-    maps = (m for one in sets for layer in one.probabilities for m in layer)
-    vmin, vmax = shared_range(maps, drop_first=look.drop_first, vmax=look.vmax)
+    panels = (_panel(maps, one) for maps in sets for layer in maps.probabilities for one in layer)
+    vmin, vmax = shared_range((panel.shown for panel in panels), look.vmax)
     return ColorScale(look.scale, vmin, vmax)
 
 
@@ -59,15 +59,14 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
             for head, one in zip(maps.heads, layer, strict=True)
         ]
         # a row a layer while a row can be read
-        rows = wrap_panels(panels, len(maps.heads) if len(maps.heads) <= 8 else None)
+        rows = wrap_panels(panels, len(maps.heads) if len(maps.heads) <= 8 and not panels[0].is_strip else None)
     scale = scale or color_scale([maps], look)
     return map_grid(
         rows,
-        title=f"{maps.model}: attention, {_layers_in_words(maps)}, {_heads_in_words(maps)}, T = {len(maps.tokens)}"
-        + _dropped(look),
-        footnote=f"{_footnote(maps)} {_range_in_words(scale)}",
+        title=f"{maps.model}: attention, {_layers_in_words(maps)}, {_heads_in_words(maps)}, "
+        f"{maps.cells.in_words()}",
+        footnote=f"{_footnote(maps)} {_range_in_words([maps], scale)}",
         scale=scale,
-        drop_first=look.drop_first,
         font=look.font,
     )
 
@@ -82,16 +81,14 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
     rows = [[_panel(maps, layer.mean(0), f"layer {n}") for n, layer in _layers(maps)] for maps in sets]
     scale = scale or color_scale(sets, look)
     heads = {_heads_in_words(maps, mean=True) for maps in sets}
-    lengths = sorted({len(maps.tokens) for maps in sets})
+    views = dict.fromkeys(maps.cells.in_words() for maps in sets)
     checkpoints = "; ".join(f"{maps.model}: {maps.checkpoint}, {maps.dtype} on {maps.device}" for maps in sets)
     return map_grid(
         rows,
-        title=f"attention, {heads.pop() if len(heads) == 1 else 'mean over heads'}, "
-        f"T = {' or '.join(map(str, lengths))}{_dropped(look)}",
-        footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(scale)}",
+        title=f"attention, {heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
+        footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(sets, scale)}{_order_in_words(sets)}",
         row_labels=[maps.model for maps in sets],
         scale=scale,
-        drop_first=look.drop_first,
         font=look.font,
     )
 
@@ -100,8 +97,24 @@ def _layers(maps: AttentionMaps) -> Iterable[tuple[int, NDArray[np.float32]]]:
     return zip(maps.layers, maps.probabilities, strict=True)
 
 
-def _panel(maps: AttentionMaps, one: NDArray[np.float32], title: str) -> Panel:
-    return Panel(one, maps.tokens, title, keep=[int(key) for key in sink_keys(one)])
+def _panel(maps: AttentionMaps, one: NDArray[np.float32], title: str = "") -> Panel:
+    queries, keys = maps.cells.queries, maps.cells.keys
+    return Panel(one, _positions(queries, maps.tokens), _positions(keys, maps.tokens), title, _sinks(maps, one))
+
+
+def _positions(axis: Buckets, tokens: Sequence[str]) -> Positions:
+    """An axis with its tokens, where each has a row or column of its own."""
+    labels = tokens[axis.first - 1 : axis.last] if axis.size == 1 else ()
+    return Positions(axis.first, axis.last, axis.size, labels)
+
+
+def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
+    """The positions of the sinks that a whole, exact map shows, its first key drawn or not."""
+    cells = maps.cells
+    if cells.pool is not None or one.shape[0] < cells.tokens or one.shape[1] < cells.tokens - 1:
+        return []
+    whole = np.pad(one, ((0, 0), (cells.keys.first - 1, cells.tokens - cells.keys.last)))
+    return [int(key) + 1 for key in sink_keys(whole)]
 
 
 def _layers_in_words(maps: AttentionMaps) -> str:
@@ -128,13 +141,17 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
-def _dropped(look: Look) -> str:
-    return ", first key left out" if look.drop_first else ""
-
-
 def _footnote(maps: AttentionMaps) -> str:
     return f"Prompt {maps.prompt}. {maps.checkpoint}, {maps.dtype} on {maps.device}."
 
 
-def _range_in_words(scale: ColorScale) -> str:
-    return f"Rows are queries; keys after the query are blank. One {scale.describe()}."
+def _range_in_words(sets: Sequence[AttentionMaps], scale: ColorScale) -> str:
+    pooled = any(maps.cells.pool is not None for maps in sets)
+    after = "are blank or do not count" if pooled else "are blank"
+    return f"Rows are queries; keys after the query {after}. One {scale.describe()}."
+
+
+def _order_in_words(sets: Sequence[AttentionMaps]) -> str:
+    """A mean of largest values is not the largest value of a mean."""
+    late = any(maps.cells.pool == "max" and maps.heads is not None and len(maps.heads) > 1 for maps in sets)
+    return " Each head was pooled before the mean over heads." if late else ""

@@ -1,7 +1,7 @@
 """Prompts: reading them from files, and turning one into token ids.
 
 A prompts file is JSON Lines (`.jsonl`; objects with `text` and optionally `id`, `source`, `licence`) or plain
-text, a prompt a line. Both are UTF-8.
+text, a prompt a line or one prompt as a whole. Both are UTF-8.
 """
 
 from __future__ import annotations
@@ -48,22 +48,26 @@ class EncodedPrompt:
     bos_added: bool
 
 
-def read_prompts(path: str | Path) -> list[Prompt]:
+def read_prompts(path: str | Path, *, whole_file: bool = False) -> list[Prompt]:
     """Read a prompts file.
 
     Args:
         path: a `.jsonl` (also `.ndjson`, `.json`) file, any other file with a prompt a line, or `-` for stdin,
             which is taken as JSON Lines when its first line that is not blank starts with `{`. Blank lines
             are skipped. A prompt without an id is called `line-N` after its line.
+        whole_file: a text file is one prompt, line breaks included, called as the file is without its suffix.
 
     Raises:
         GattnVizError: the file cannot be read, is not UTF-8 text, has a line that is not a prompt (the message
-            gives the line's number), has an id twice, or has no prompts.
+            gives the line's number), has an id twice, or has no prompts; JSON Lines with `whole_file`.
     """
     if str(path) == "-":
         if sys.stdin is None:
             raise GattnVizError("standard input is closed; expected prompts on it: use --prompts FILE")
-        return _parse(sys.stdin.buffer.read(), "standard input", jsonl=None)
+        data = sys.stdin.buffer.read()
+        if whole_file:
+            return [_whole(data, "standard input", "stdin")]
+        return _parse(data, "standard input", jsonl=None)
     path = Path(os.path.expanduser(path))
     try:
         data = path.read_bytes()
@@ -80,7 +84,16 @@ def read_prompts(path: str | Path) -> list[Prompt]:
             f"prompts file '{path}' cannot be read ({error.strerror or error}); expected a readable .jsonl or "
             ".txt file: check its permissions"
         ) from error
-    return _parse(data, f"prompts file '{path}'", jsonl=path.suffix.lower() in JSONL_SUFFIXES)
+    where = f"prompts file '{path}'"
+    jsonl = path.suffix.lower() in JSONL_SUFFIXES
+    if not whole_file:
+        return _parse(data, where, jsonl=jsonl)
+    if jsonl:
+        raise GattnVizError(
+            f"{where} is JSON Lines, a prompt a line; expected a text file to take as one prompt: leave out "
+            "--whole-file"
+        )
+    return [_whole(data, where, path.stem)]
 
 
 def default_prompts() -> list[Prompt]:
@@ -189,8 +202,21 @@ def _parse(data: bytes, where: str, jsonl: bool | None) -> list[Prompt]:
     return prompts
 
 
+def _whole(data: bytes, where: str, prompt_id: str) -> Prompt:
+    return Prompt(prompt_id, _checked_text(_decode(data, where), where))
+
+
 def _numbered_lines(data: bytes, where: str) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, with their number from 1."""
+    # not str.splitlines: it also breaks at U+2028 and the like, which may stand inside a prompt
+    for number, line in enumerate(io.StringIO(_decode(data, where)), start=1):
+        line = line.removesuffix("\n")
+        if line.strip():
+            yield number, line
+
+
+def _decode(data: bytes, where: str) -> str:
+    """The text of a file, every line break a `\\n`."""
     try:
         text = data.decode("utf-8-sig")
         bad = data.find(b"\0")
@@ -202,11 +228,7 @@ def _numbered_lines(data: bytes, where: str) -> Iterator[tuple[int, str]]:
             f"{where}, line {number}: byte {data[bad]:#04x} is not UTF-8 text; expected a text file in UTF-8: "
             "check that it is the right file, or convert it with iconv -t UTF-8"
         )
-    # not str.splitlines: it also breaks at U+2028 and the like, which may stand inside a prompt
-    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
-        line = line.removesuffix("\n")
-        if line.strip():
-            yield number, line
+    return io.StringIO(text, newline=None).getvalue()
 
 
 def _from_json(line: str, number: int, at: str) -> Prompt:

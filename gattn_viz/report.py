@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from rich.bar import Bar
 from rich.console import Console
@@ -10,54 +12,83 @@ from rich.text import Text
 
 BAR_WIDTH = 20
 
+# What is shown unless columns are named; each with its heading and format.
+USUAL = {
+    "first_token_mass": ("first-token mass", ".3f"),
+    "sink_rate": ("sink rate", ".2f"),
+    "top_sink_position": ("top sink", ""),
+    "entropy_ratio": ("entropy ratio", ".2f"),
+    "gate_mean": ("gate mean", ".3f"),
+    "max_activation": ("max activation", ".1f"),
+}
+OF_THE_MODEL = ("uniform_null", "perplexity")
 
-def print_sink_report(layers: pd.DataFrame, models: pd.DataFrame, console: Console | None = None) -> None:
+
+def print_sink_report(
+    layers: pd.DataFrame,
+    models: pd.DataFrame,
+    columns: Sequence[str] | None = None,
+    console: Console | None = None,
+) -> None:
     """A table per model: a row a layer with a bar of its first-token mass, and the model's mean below.
 
     Args:
         layers: `sink_stats(by="layer")`.
         models: `sink_stats(by="model")`.
+        columns: the measures to show; None is the usual ones.
     """
     console = console or Console()
     for _, model in models.iterrows():
-        console.print(sink_table(layers[layers["model"] == model["model"]], model))
+        console.print(sink_table(layers[layers["model"] == model["model"]], model, columns))
         console.print()
 
 
-def sink_table(layers: pd.DataFrame, model: pd.Series) -> Table:
+def sink_table(layers: pd.DataFrame, model: pd.Series, columns: Sequence[str] | None = None) -> Table:
     """One model's table."""
-    first_row = "first query left out" if model["first_row"] == "exclude" else "first query included"
     table = Table(
         title=Text(str(model["model"]), style="bold"),
-        caption=Text(
-            f"mean over heads; {first_row}; {model['n_prompts']} prompts, {model['tokens']} tokens, "
-            f"{model['n_queries']} queries; last row: mean over layers; uniform null {model['uniform_null']:.3f}"
-        ),
+        caption=Text(_caption(model)),
         title_justify="left",
         caption_justify="left",
         show_footer=True,
     )
-    has_gate = layers["gate_mean"].notna().any()
+    shown = [name for name in columns or USUAL if name not in OF_THE_MODEL and layers[name].notna().any()]
+    rows = [row for _, row in layers.iterrows()]
     table.add_column("layer", justify="right", footer="all")
-    table.add_column("first-token mass", justify="right", footer=f"{model['first_token_mass']:.3f}")
-    table.add_column("0 to 1", footer=Bar(1, 0, model["first_token_mass"], width=BAR_WIDTH))
-    table.add_column("sink rate", justify="right", footer=f"{model['sink_rate']:.2f}")
-    table.add_column("top sink", justify="right", footer=f"{model['top_sink_position']}")
-    table.add_column("entropy ratio", justify="right", footer=f"{model['entropy_ratio']:.2f}")
-    if has_gate:
-        table.add_column("gate mean", justify="right", footer=f"{model['gate_mean']:.3f}")
-    table.add_column("max activation", justify="right", footer=f"{model['max_activation']:.1f}")
-    for _, row in layers.iterrows():
-        cells: list[str | Bar] = [
-            f"{row['layer']}",
-            f"{row['first_token_mass']:.3f}",
-            Bar(1, 0, row["first_token_mass"], width=BAR_WIDTH),
-            f"{row['sink_rate']:.2f}",
-            f"{row['top_sink_position']}",
-            f"{row['entropy_ratio']:.2f}",
-        ]
-        if has_gate:
-            cells.append(f"{row['gate_mean']:.3f}")
-        cells.append(f"{row['max_activation']:.1f}")
-        table.add_row(*cells)
+    cells: list[list[str | Bar]] = [[f"{row['layer']}" for row in rows]]
+    for name in shown:
+        heading, digits = USUAL.get(name, (name.replace("_", " "), ".4g"))
+        table.add_column(heading, justify="right", footer=_value(model, name, digits))
+        cells.append([_value(row, name, digits) for row in rows])
+        if name == "first_token_mass":
+            table.add_column("0 to 1", footer=Bar(1, 0, model[name], width=BAR_WIDTH))
+            cells.append([Bar(1, 0, row[name], width=BAR_WIDTH) for row in rows])
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
     return table
+
+
+def _caption(model: pd.Series) -> str:
+    """What the numbers stand for, and those that a layer has none of."""
+    first_row = "first query left out" if model["first_row"] == "exclude" else "first query included"
+    parts = [
+        "mean over heads",
+        first_row,
+        f"{model['n_prompts']} prompts, {model['tokens']} tokens, {model['n_queries']} queries",
+        "last row: mean over layers",
+    ]
+    if "ci" in model:
+        parts.append(f"in brackets {100 * model['ci']:g}% intervals over prompts")
+    if "uniform_null" in model:
+        parts.append(f"uniform null {model['uniform_null']:.3f}")
+    if "perplexity" in model:
+        parts.append(f"perplexity {_value(model, 'perplexity', '.2f')}")
+    return "; ".join(parts)
+
+
+def _value(row: pd.Series, name: str, digits: str) -> str:
+    """A value, and its interval if it has one."""
+    text = f"{row[name]:{digits}}"
+    if f"{name}_ci_low" in row:
+        text += f" [{row[f'{name}_ci_low']:{digits}}, {row[f'{name}_ci_high']:{digits}}]"
+    return text

@@ -1,129 +1,126 @@
-"""From measures to tidy tables: one row for each model, prompt, layer and head, and its summaries.
+"""From sums over prompts to tidy tables: a row for each model and layer and head.
 
-How values combine is said by the table of measures (`Measure.combine`): a layer is the mean over its heads, a
-model the mean over its layers, and prompts weigh by what was counted in them.
+A layer is the mean over its heads, a model the mean over its layers; what is no mean is said at each column in the
+table of measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gattn_viz.metrics.layer import LayerSums
-from gattn_viz.metrics.measures import SINK_MEASURES, Options, count_queries
+from gattn_viz.metrics.bootstrap import Bootstrap
+from gattn_viz.metrics.measures import Measure
+from gattn_viz.metrics.over_prompts import Array, ModelSums, Rows
 
 By = Literal["head", "layer", "model"]
 
-COUNTS = ["n_prompts", "n_queries", "tokens"]
 POSITIONS = ["top_sink_position", "max_activation_position", "max_activation_channel"]
 
 
-def layer_rows(
-    model: str, prompt: str, layer: int, sums: LayerSums, options: Options = Options()
-) -> dict[str, NDArray[Any]]:
-    """The rows of one prompt at one layer, column by column: a row for each head.
+def summarise(sums: Iterable[ModelSums], by: By = "head") -> pd.DataFrame:
+    """A table of some models, in their order.
 
     Args:
-        model: the model's name.
-        prompt: the prompt's id.
-        layer: from 1.
+        by: what a row stands for. `layer` takes the mean over heads, `model` the mean over layers of that.
     """
-    columns = {
-        "model": model,
-        "prompt": prompt,
-        "layer": layer,
-        "head": np.arange(1, sums.heads + 1),
-        **{measure.name: measure.function(sums, options) for measure in SINK_MEASURES},
-        "n_prompts": 1,
-        "n_queries": count_queries(sums.tokens, options),
-        "tokens": sums.tokens,
-        "first_row": options.first_row,
-    }
-    return {name: np.broadcast_to(np.asarray(value), (sums.heads,)) for name, value in columns.items()}
+    return to_frame([table_rows(one, by) for one in sums])
 
 
-def to_frame(rows: Sequence[Mapping[str, NDArray[Any]]]) -> pd.DataFrame:
-    """Put the rows of many layers and prompts under each other."""
-    return _whole_positions(pd.DataFrame({name: np.concatenate([row[name] for row in rows]) for name in rows[0]}))
+def to_frame(rows: Sequence[Rows]) -> pd.DataFrame:
+    """Rows under each other."""
+    frame = pd.DataFrame({name: np.concatenate([part[name] for part in rows]) for name in rows[0]})
+    return frame.astype({name: "int64" for name in POSITIONS if name in frame})
 
 
-def summarise(rows: pd.DataFrame, by: By = "head", *, per_prompt: bool = False) -> pd.DataFrame:
-    """Combine the rows of `to_frame` over prompts, heads and layers.
+def table_rows(sums: ModelSums, by: By = "head", prompt: str | None = None) -> Rows:
+    """The rows of one model, column by column.
 
     Args:
-        rows: one row for each model, prompt, layer and head.
-        by: what a row of the result stands for. `layer` takes the mean over heads, `model` the mean over layers
-            of that.
-        per_prompt: keep prompts apart.
-
-    Returns:
-        rows in the models' order of first appearance, with the columns of `rows` that still have a meaning.
+        prompt: the prompt's id, if the sums are those of one prompt alone; it becomes a column.
     """
-    prompt = ["prompt"] if per_prompt else []
-    levels = {"head": ["layer", "head"], "layer": ["layer"], "model": []}[by]
-    counts = _counts(rows, per_prompt)
-
-    heads = _combine_prompts(rows, ["model", *prompt, "layer", "head"])
-    layers = heads.drop(columns="head").groupby(["model", *prompt, "layer"], sort=False).mean()
+    layers, row_of_unit = np.unique(sums.layer, return_inverse=True)
     if by == "head":
-        values = heads.set_index(["model", *prompt, *levels])
-    elif by == "layer":
-        values = layers
-    else:
-        values = layers.groupby(["model", *prompt], sort=False).mean()
-    keys = ["model", *prompt, *levels]
-    values = values.join(_picked(rows, keys)).join(counts, on=["model", *prompt])
-    if by == "model":  # as the maximum itself
-        ratio = _picked(rows, ["model", *prompt, "layer"])["max_activation_ratio"]
-        values["max_activation_ratio"] = ratio.groupby(["model", *prompt], sort=False).mean()
-    values["first_row"] = rows["first_row"].iloc[0]
-    return _whole_positions(
-        values.reset_index()[[column for column in rows if column in {*keys, *values.columns}]]
-    )
+        row_of_unit = np.arange(len(sums.layer))
+    elif by == "model":
+        row_of_unit = np.zeros(len(sums.layer), int)
+    keys = {"head": {"layer": sums.layer, "head": sums.head}, "layer": {"layer": layers}, "model": {}}[by]
+
+    columns: dict[str, Any] = {"model": sums.model} | ({} if prompt is None else {"prompt": prompt}) | keys
+    for measure in sums.measures:
+        if measure.is_mean:
+            columns |= _mean_columns(sums, measure, by)
+        elif measure.combine == "most frequent":
+            columns[measure.name] = _most_frequent(sums, measure.name, row_of_unit)
+        elif measure.combine == "largest":
+            columns[measure.name] = _over_heads(sums.largest.value[:, None], sums.layer, by)[:, 0]
+        else:
+            columns[measure.name] = _at_largest(sums, measure.name, row_of_unit)
+            if measure.name == "max_activation_ratio" and by == "model":  # as the maximum itself
+                columns[measure.name] = _at_largest(sums, measure.name, sums.layer).mean()
+    columns |= {"n_prompts": sums.n_prompts, "n_queries": sums.n_queries, "tokens": sums.tokens}
+    columns["first_row"] = sums.options.first_row
+    if sums.bootstrap is not None:
+        columns |= {
+            "ci": sums.bootstrap.level,
+            "ci_seed": sums.bootstrap.seed,
+            "ci_resamples": sums.bootstrap.resamples,
+        }
+    rows = row_of_unit[-1] + 1
+    return {name: np.broadcast_to(np.asarray(column), (rows,)) for name, column in columns.items()}
 
 
-def _combine_prompts(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The measures that are means or maxima, one row for each of the keys."""
-    weights = {
-        "queries": rows["n_queries"],
-        "tokens": rows["tokens"],
-        "other tokens": rows["tokens"] - 1,
-        "prompts": pd.Series(1, index=rows.index),
-    }
-    groups = [rows[key] for key in keys]
-    columns = {}
-    for measure in SINK_MEASURES:
-        value = rows[measure.name]
-        if measure.combine == "largest":
-            columns[measure.name] = value.groupby(groups, sort=False).max()
-        elif measure.combine in weights:
-            weight = weights[measure.combine].where(value.notna(), 0)
-            total = (value.fillna(0) * weight).groupby(groups, sort=False).sum()
-            columns[measure.name] = total / weight.groupby(groups, sort=False).sum().replace(0, np.nan)
-    return pd.DataFrame(columns).reset_index()
+def _mean_columns(sums: ModelSums, measure: Measure, by: By) -> dict[str, Array]:
+    """A mean, and the ends of its interval if that is wanted."""
+    mean = sums.means[measure.name]
+    values = mean.values()
+    values[:, 1:] = np.where(mean.prompts > 1, values[:, 1:], np.nan)  # one prompt says nothing about chance
+    values = np.exp(values) if measure.combine == "predictions" else _over_heads(values, sums.layer, by)
+    columns = {measure.name: values[:, 0]}
+    if sums.bootstrap is not None and measure.has_interval:
+        ends = _interval(values[:, 1:], sums.bootstrap)
+        columns |= {f"{measure.name}_ci_low": ends[0], f"{measure.name}_ci_high": ends[1]}
+    return columns
 
 
-def _picked(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The measures that are no means: where the maximum is, and the most frequent sink."""
-    groups = rows.groupby(keys, sort=False)
-    at_max = [measure.name for measure in SINK_MEASURES if measure.combine == "at largest"]
-    largest = rows.loc[groups["max_activation"].idxmax(), [*keys, *at_max]].set_index(keys)
-    for measure in SINK_MEASURES:
-        if measure.combine == "most frequent":  # of equally frequent positions, the earliest
-            largest[measure.name] = groups[measure.name].agg(lambda values: values.mode().iloc[0])
-    return largest
+def _over_heads(values: Array, layer: NDArray[np.int64], by: By) -> Array:
+    """(U, S) values as (rows, S): means over heads, and of those over layers."""
+    if by == "head":
+        return values
+    _, first_heads = np.unique(layer, return_index=True)
+    of_layers = _means(values, first_heads)
+    return of_layers if by == "layer" else _means(of_layers, np.array([0]))
 
 
-def _counts(rows: pd.DataFrame, per_prompt: bool) -> pd.DataFrame:
-    """Prompts, queries and tokens behind a row: each prompt once, however many layers and heads it has."""
-    keys = ["model", "prompt"] if per_prompt else ["model"]
-    prompts = rows.drop_duplicates(["model", "prompt"])
-    return prompts.groupby(keys, sort=False)[COUNTS].sum()
+def _means(values: Array, starts: NDArray[np.int64]) -> Array:
+    """The means of runs of rows, each from its start to the next one. A NaN does not count."""
+    present = ~np.isnan(values)
+    total = np.add.reduceat(np.where(present, values, 0), starts)
+    count = np.add.reduceat(present.astype(int), starts)
+    return total / np.where(count == 0, np.nan, count)
 
 
-def _whole_positions(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.astype({column: "int64" for column in POSITIONS})
+def _interval(resampled: Array, bootstrap: Bootstrap) -> Array:
+    """(2, rows), the ends of the percentile interval of (rows, resamples). A NaN does not count."""
+    outside = (1 - bootstrap.level) / 2
+    return pd.DataFrame(resampled).quantile([outside, 1 - outside], axis=1).to_numpy()
+
+
+def _at_largest(sums: ModelSums, name: str, row_of_unit: NDArray[np.int64]) -> Array:
+    """(rows,): the companion where the largest value of a row is; of equals, of the first prompt, then layer."""
+    order = np.lexsort((sums.largest.prompt, -sums.largest.value, row_of_unit))
+    _, firsts = np.unique(row_of_unit[order], return_index=True)
+    return sums.largest.companions[name][order[firsts]]
+
+
+def _most_frequent(sums: ModelSums, name: str, row_of_unit: NDArray[np.int64]) -> Array:
+    """(rows,): the position that came most often; of equally frequent ones, the earliest."""
+    seen = [(row_of_unit[unit], position, count) for (unit, position), count in sums.positions[name].items()]
+    counts = pd.DataFrame(seen, columns=["row", "position", "count"])
+    counts = counts.groupby(["row", "position"], as_index=False).sum()
+    by_count = counts.sort_values(["row", "count", "position"], ascending=[True, False, True])
+    return by_count.drop_duplicates("row")["position"].to_numpy()

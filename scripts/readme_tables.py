@@ -15,6 +15,7 @@ OVER_PROMPTS = {
     "tokens": "mean, by tokens",
     "other tokens": "mean, by tokens but the first",
     "prompts": "mean, each alike",
+    "predictions": "mean of log, by predictions",
     "largest": "largest",
     "at largest": "of the largest",
     "most frequent": "most frequent",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from gattn_viz.drawing import Look, color_scale, draw_grid, draw_maps
+from gattn_viz.metrics.pooling import MapView
 from gattn_viz.pipeline import AttentionMaps
 
 
@@ -16,10 +19,12 @@ def make_maps(
     heads: tuple[int, ...] | None = None,
     tokens: int = 6,
     top: float = 0.5,
+    view: MapView = MapView(),
 ) -> AttentionMaps:
     count = len(heads) if heads else 1
-    p = np.zeros((len(layers), count, tokens, tokens), np.float32)
-    p[:] = np.tril(np.full((tokens, tokens), 0.1))
+    cells = view.cells(tokens)
+    p = np.zeros((len(layers), count, len(cells.queries), len(cells.keys)), np.float32)
+    p[:] = np.where(cells.causal_pairs() > 0, 0.1, np.nan if cells.pool else 0)
     p[..., -1, 0] = top
     return AttentionMaps(
         model=model,
@@ -30,9 +35,11 @@ def make_maps(
         heads=heads,
         n_layers=28,
         n_heads=4,
+        cells=cells,
         probabilities=p,
         dtype="float32",
         device="cpu",
+        attention_path="blocks",
     )
 
 
@@ -101,7 +108,7 @@ def test_the_grid_takes_the_mean_over_the_chosen_heads() -> None:
 
 def test_tokenizers_that_differ() -> None:
     figure = draw_grid([make_maps("a", tokens=6), make_maps("b", tokens=4)])
-    assert "T = 4 or 6" in title(figure)
+    assert title(figure).endswith("T = 6 or T = 4")
 
 
 def test_figures_share_a_range_when_told() -> None:
@@ -111,13 +118,109 @@ def test_figures_share_a_range_when_told() -> None:
 
 
 def test_look() -> None:
-    look = Look(scale="sqrt", vmax=0.25, drop_first=True)
-    figure = draw_maps(make_maps(), look=look)
-    assert "first key left out" in title(figure)
+    figure = draw_maps(make_maps(), look=Look(scale="sqrt", vmax=0.25))
     assert "One sqrt scale from 0 to 0.25." in words(figure)
     assert ranges(figure) == {(0, 0.25)}
-    # without the first column the largest value is .1
-    assert ranges(draw_maps(make_maps(), look=Look(drop_first=True))) == {(0, 0.1)}
+
+
+def axes_of(figure: Figure) -> tuple[list[str], list[str]]:
+    """The labels of the first map's key and query axis."""
+    figure.canvas.draw()
+    ax = figure.axes[0]
+    return [t.get_text() for t in ax.get_xticklabels()], [t.get_text() for t in ax.get_yticklabels()]
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (MapView(), "T = 600"),
+        (MapView(max_cells=512), "T = 600, max over 2 x 2 cells"),
+        (MapView(max_cells=100, pool="mean"), "T = 600, mean over 6 x 6 cells"),
+        (MapView(keys=(2, None), max_cells=200), "T = 600, first key left out, max over 3 x 3 cells"),
+        (MapView((300, 320), (1, 20)), "T = 600, queries 300-320, keys 1-20"),
+        (MapView((300, 300), None, 200, "mean"), "T = 600, query 300, mean over 1 x 3 cells"),
+        (MapView(None, (5, 5)), "T = 600, key 5"),
+        (MapView((1, 600), (1, 600)), "T = 600"),
+    ],
+)
+def test_the_view_is_said(view: MapView, said: str) -> None:
+    figure = draw_maps(make_maps(layers=(1,), tokens=600, view=view))
+    assert title(figure) == f"baseline: attention, layer 1 of 28, mean over 4 heads, {said}"
+    assert ("keys after the query are blank or do not count." in words(figure)) == ("over" in said.split("T")[1])
+
+
+def test_a_pooled_map_has_positions_and_a_part_its_tokens() -> None:
+    keys, queries = axes_of(draw_maps(make_maps(tokens=150, layers=(1,), view=MapView(None, (2, 149), 50))))
+    assert (keys[0], queries[0]) == ("2", "1")
+    assert all(text.isdecimal() for text in keys + queries)
+    keys, queries = axes_of(draw_maps(make_maps(tokens=150, layers=(1,), view=MapView((100, 103), (1, 3)))))
+    assert keys == ["t0", "t1", "t2"]
+    assert queries == ["t99 100", "t100 101", "t101 102", "t102 103"]
+    keys, queries = axes_of(draw_maps(make_maps(layers=(1,), tokens=150, view=MapView((100, 101), None, 50))))
+    assert keys[0] == "1"
+    assert queries == ["t99 100", "t100 101"]
+
+
+@pytest.mark.parametrize(
+    ("view", "kept"),
+    [
+        (MapView(), True),
+        (MapView(keys=(2, None)), True),
+        (MapView((1, 399)), False),
+        (MapView(keys=(3, None)), False),
+        (MapView(max_cells=100), False),
+    ],
+)
+def test_sinks_keep_their_ticks_on_whole_maps(view: MapView, kept: bool) -> None:
+    """Key 124 is a sink, which the thinned ticks would pass over."""
+    maps = make_maps(layers=(1,), tokens=400, view=view)
+    if maps.cells.pool is None:
+        maps.probabilities[:] = 0
+        maps.probabilities[..., 123:, 124 - maps.cells.keys.first] = 0.9
+    keys, queries = axes_of(draw_maps(maps))
+    assert ("t123 124" in keys) == kept
+    assert ("t123 124" in queries) == kept
+
+
+def test_without_the_first_key_the_range_is_that_of_the_others() -> None:
+    whole = make_maps()
+    rest = replace(whole, cells=MapView(keys=(2, None)).cells(6), probabilities=whole.probabilities[..., 1:])
+    assert ranges(draw_maps(whole)) == {(0, 0.5)}
+    assert ranges(draw_maps(rest)) == {(0, 0.1)}
+    image = draw_maps(rest).axes[0].images[0].get_array()
+    expected = np.tri(6, dtype=bool)[:, 1:]
+    assert (~np.ma.getmaskarray(image)).tolist() == expected.tolist()
+
+
+def test_a_grid_of_pooled_heads() -> None:
+    """The mean over heads of cells, blank where they are blank, and the order of the two said."""
+    maps = make_maps(layers=(1,), heads=(1, 4), tokens=6, view=MapView(max_cells=3))
+    maps.probabilities[0, 0, 2, 1] = 0.3
+    figure = draw_grid([maps, maps])
+    shown = figure.axes[0].images[0].get_array()
+    assert shown[2, 1] == pytest.approx(0.2)
+    assert np.ma.getmaskarray(shown).tolist() == [[False, True, True], [False, False, True], [False] * 3]
+    assert "mean over heads 1, 4 of 4, T = 6, max over 2 x 2 cells" in title(figure)
+    assert "Each head was pooled before the mean over heads." in words(figure)
+    alone = make_maps(layers=(1,), tokens=6, view=MapView(max_cells=3))
+    assert "pooled" not in words(draw_grid([alone, alone]))
+
+
+def test_models_of_different_length_have_views_of_their_own() -> None:
+    view = MapView(max_cells=5)
+    figure = draw_grid([make_maps("a", tokens=4, view=view), make_maps("b", tokens=6, view=view)])
+    assert title(figure) == "attention, mean over 4 heads, T = 4 or T = 6, max over 2 x 2 cells"
+    shapes = [image.get_array().shape for ax in figure.axes for image in ax.images]
+    assert shapes[:8] == [(4, 4)] * 4 + [(3, 3)] * 4
+    assert [ax.get_xlabel() for ax in figure.axes[:8]] == ["key"] * 4 + ["key position"] * 4
+
+
+def test_maps_of_one_query_stand_below_each_other() -> None:
+    view = MapView((40, 40))
+    for heads in (None, (1, 2)):
+        figure = draw_maps(make_maps(layers=(1, 2), heads=heads, tokens=40, view=view))
+        lefts = {round(ax.get_position().x0, 6) for ax in figure.axes[:-1]}
+        assert len(lefts) == 1
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 40])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -15,6 +18,11 @@ import torch
 
 import gattn_viz
 from gattn_viz import GattnVizError, Options, Prompt, Run, attention_maps, sink_stats
+from gattn_viz.capture.collector import Request
+from gattn_viz.capture.run import stream
+from gattn_viz.metrics.layer import NEEDS, LayerSums
+from gattn_viz.metrics.over_prompts import layer_rows
+from gattn_viz.metrics.pooling import MapView
 from gattn_viz.models.loading import load
 from gattn_viz.models.names import resolve
 from tests.conftest import GATES, tiny_model
@@ -55,11 +63,117 @@ class TestSinkStats:
                     assert row.sink_rate.item() == rate
                     assert row.n_queries.item() == len(mass)
 
-    def test_batches_and_prompts_apart_agree(self, run: Run) -> None:
-        one = sink_stats(prompts=PROMPTS, run=run, per_prompt=True)
-        two = sink_stats(prompts=PROMPTS, run=Run(checkpoints=run.checkpoints, batch_size=2), per_prompt=True)
-        pd.testing.assert_frame_equal(one, two, rtol=1e-4, atol=1e-5)
-        assert one.prompt.unique().tolist() == ["cats", "dogs"]
+    @pytest.mark.parametrize("changes", [{"batch_size": 2}, {"batch_size": 3, "chunk": 4}])
+    def test_batches_chunks_and_prompts_apart_agree(self, run: Run, changes: dict[str, int]) -> None:
+        prompts = [*PROMPTS, "the", Prompt("long", "the rain fell on the roof of the house and on the log")]
+        other = Run(checkpoints=run.checkpoints, **changes)  # type: ignore[arg-type]
+        one, two = (sink_stats("gate_headwise", prompts, per_prompt=True, run=how) for how in (run, other))
+        pd.testing.assert_frame_equal(one, two, rtol=1e-3, atol=1e-5)
+        assert one.prompt.unique().tolist() == ["cats", "dogs", "prompt-1", "long"]
+
+        one, two = (sink_stats("gate_headwise", prompts, ci=0.9, resamples=50, run=how) for how in (run, other))
+        # all prompts begin alike, so that the largest activation is that of several but for rounding
+        of_the_largest = [name for name in one if name.startswith("max_activation_")]
+        assert len(of_the_largest) == 3
+        one, two = (table.drop(columns=of_the_largest) for table in (one, two))
+        pd.testing.assert_frame_equal(one, two, rtol=1e-3, atol=1e-5)
+
+    def test_perplexity_is_that_of_the_models_own_loss(self, tiny_trio: Path, run: Run) -> None:
+        losses, predictions = [], []
+        loaded = load(resolve("gate_headwise", str(tiny_trio)))
+        for prompt in PROMPTS:
+            ids = torch.tensor([loaded.tokenizer(prompt.text)["input_ids"]])
+            with torch.no_grad():
+                losses.append(loaded.model(ids, labels=ids).loss.item())
+            predictions.append(ids.shape[1] - 1)
+        apart = sink_stats("gate_headwise", PROMPTS, measures="perplexity", per_prompt=True, by="layer", run=run)
+        np.testing.assert_allclose(apart.perplexity, np.repeat(np.exp(losses), 3), rtol=1e-5)
+        together = sink_stats("gate_headwise", PROMPTS, measures="perplexity", run=run)
+        np.testing.assert_allclose(together.perplexity, np.exp(np.average(losses, weights=predictions)), rtol=1e-5)
+        assert len(together) == 12
+        first_alone = sink_stats(
+            "gate_headwise", ["the"], measures="perplexity", options=Options(first_row="include"),
+            run=Run(checkpoints=run.checkpoints, max_tokens=1),
+        )  # fmt: skip
+        assert first_alone.perplexity.isna().all()
+
+    def test_only_what_is_asked_is_captured(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        requests = []
+
+        def noting(model: object, ids: object, request: Request, *rest: object, **options: object) -> None:
+            requests.append(request)
+            stream(model, ids, request, *rest, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("gattn_viz.pipeline.stats.stream", noting)
+        everything = sink_stats("gate_headwise", PROMPTS, by="layer", run=run)
+        for names, needs, loss in [
+            (["gate_mean", "row_max"], {"gate", "row_max"}, False),
+            (["max_activation_channel"], {"residual"}, False),
+            (["entropy", "perplexity"], {"entropy"}, True),
+            (["perplexity"], {"first_token"}, True),  # so that layers show
+        ]:
+            table = sink_stats("gate_headwise", PROMPTS, measures=names, by="layer", run=run)
+            assert requests[-1] == Request(needs=frozenset(needs), loss=loss)
+            pd.testing.assert_frame_equal(table, everything[table.columns], rtol=1e-4, atol=1e-5)
+        assert requests[0] == Request(needs=NEEDS, loss=True)
+
+    def test_how_attention_was_computed(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+        logging.getLogger("gattn_viz").propagate = True  # the command line turns it off
+        for names, path, words in [
+            ("all", "blocks", "blocks of rows, float32"),
+            ("gate_mean", "fused", "fused kernel"),
+        ]:
+            with caplog.at_level(logging.INFO, "gattn_viz"):
+                table = sink_stats(["gate_headwise", "baseline"], PROMPTS, measures=names, run=run)
+            assert table.attrs == {"attention_path": {"gate_headwise": [path], "baseline": [path]}}
+            for model in ("gate_headwise", "baseline"):
+                assert f"{model} attention: {words}\n" in caplog.text
+
+    def test_no_prompt_is_kept(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        taken: list[weakref.ref[LayerSums]] = []
+        alive = []
+
+        def noting(layer: int, sums: LayerSums, *rest: object) -> object:
+            taken.append(weakref.ref(sums))
+            alive.append(sum(one() is not None for one in taken))
+            return layer_rows(layer, sums, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("gattn_viz.pipeline.stats.layer_rows", noting)
+        sink_stats("baseline", ["the cat"] * 6, run=Run(run.checkpoints, batch_size=2))
+        assert len(alive) == 18
+        assert max(alive) <= 2
+
+    def test_intervals_are_of_the_prompts(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+        # two prompts: of the four equally likely resamples two hold both, and one each holds one twice
+        table = sink_stats("baseline", PROMPTS, by="model", measures="perplexity", ci=0.9, run=run)
+        alone = sink_stats("baseline", PROMPTS, by="model", measures="perplexity", per_prompt=True, run=run)
+        assert table.perplexity_ci_low.item() == pytest.approx(alone.perplexity.min())
+        assert table.perplexity_ci_high.item() == pytest.approx(alone.perplexity.max())
+        # the same resamples for all models: two names of one checkpoint have one interval
+        twice = sink_stats(["baseline", f"{run.checkpoints}/baseline"], PROMPTS, ci=0.9, by="layer", run=run)
+        one, other = (group.drop(columns="model").reset_index(drop=True) for _, group in twice.groupby("model"))
+        pd.testing.assert_frame_equal(one, other)
+
+        logging.getLogger("gattn_viz").propagate = True  # the command line turns it off
+        single = sink_stats(["baseline", "gate_headwise"], PROMPTS[:1], ci=0.9, run=run)
+        assert single.first_token_mass_ci_low.isna().all()
+        assert caplog.text.count("there is one prompt only, which says nothing about chance") == 1
+
+    def test_what_does_not_go_together(self) -> None:
+        for options, said in [
+            ({"ci": 1.0}, "ci is 1.0; expected a level between 0 and 1"),
+            ({"ci": 0.9, "per_prompt": True}, "a row that is one prompt has no interval"),
+            ({"ci": 0.9, "measures": ["uniform_null"]}, "uniform_null has no interval"),
+            ({"measures": ["nonsense"]}, "no measure 'nonsense'; expected all, or some of first_token_mass"),
+        ]:
+            with pytest.raises(GattnVizError, match=said):
+                sink_stats(**options)  # type: ignore[arg-type]
+        with pytest.raises(GattnVizError, match="chunk is 0 tokens; expected 1 or more"):
+            Run(chunk=0)
+
+    def test_a_prompt_longer_than_the_model_s_positions(self, run: Run) -> None:
+        with pytest.raises(GattnVizError, match=r"but the model has 64 positions; expected .*--max-tokens 64"):
+            sink_stats("baseline", "the cat sat on the log " * 30, run=Run(run.checkpoints, chunk=8))
 
     def test_gate_mean_only_where_there_is_a_gate(self, run: Run) -> None:
         table = sink_stats(prompts=PROMPTS, by="model", run=run).set_index("model")
@@ -127,9 +241,14 @@ class TestSinkStats:
             weights["model.layers.1.mlp.down_proj.weight"][0, 0] = torch.nan
             save_file(weights, file, {"format": "pt"})
             with pytest.raises(
-                GattnVizError, match=rf"^layer 2 of {variant} gives NaN or infinity on prompt 'cats'"
+                GattnVizError, match=rf"^layer 2 of {variant} gives NaN or infinity on prompt '(cats|dogs)'"
             ):
                 sink_stats([variant], PROMPTS, run=Run(checkpoints=str(tmp_path)))
+            for names in ("first_token_mass", "received,entropy", "gate_mean", "value_norm_rest", "perplexity"):
+                measures = names.replace("received", "top_sink_mass")
+                if measures != "gate_mean" or variant == "gate_headwise":
+                    with pytest.raises(GattnVizError, match=r"^layer 3 of"):
+                        sink_stats([variant], PROMPTS, measures=measures, run=Run(checkpoints=str(tmp_path)))
         with pytest.raises(GattnVizError, match=r"^layer 3 of baseline gives NaN"):
             attention_maps(["baseline"], PROMPTS, layers=[3], run=Run(checkpoints=str(tmp_path)))
 
@@ -193,6 +312,77 @@ class TestAttentionMaps:
         with pytest.raises(GattnVizError, match="no layer 4: baseline has 3 layers; expected 1 to 3"):
             attention_maps(["baseline"], PROMPTS[:1], layers=[4], run=run)
 
+    @pytest.mark.parametrize("pool", ["max", "mean"])
+    @pytest.mark.parametrize("heads", ["mean", "all", (4, 1)])
+    @pytest.mark.parametrize("chunk", [None, 5])
+    def test_views_are_those_of_the_eager_weights(
+        self,
+        tiny_trio: Path,
+        run: Run,
+        pool: Literal["max", "mean"],
+        heads: Literal["mean", "all"] | tuple[int, ...],
+        chunk: int | None,
+    ) -> None:
+        """13 tokens, all queries in buckets of two, all keys but the first in buckets of three."""
+        text = "the rain fell on the roof of the house"
+        view = MapView(keys=(2, None), max_cells=7, pool=pool)
+        [maps] = attention_maps(
+            ["gate_headwise"], [text], layers=[2], heads=heads, view=view, run=replace(run, chunk=chunk)
+        )
+        weights = eager_maps(tiny_trio, "gate_headwise", text)[1]
+        weights = {"mean": weights.mean(0, keepdims=True), "all": weights}.get(str(heads), weights[[3, 0]])
+        tokens = weights.shape[-1]
+        assert tokens == len(maps.tokens) == maps.cells.tokens
+        expected = np.full((len(weights), len(maps.cells.queries), len(maps.cells.keys)), np.nan)
+        q_size, k_size = math.ceil(tokens / 7), math.ceil((tokens - 1) / 7)
+        for head, r, c in np.ndindex(*expected.shape):
+            queries = range(r * q_size, min((r + 1) * q_size, tokens))
+            keys = range(1 + c * k_size, min(1 + (c + 1) * k_size, tokens))
+            seen = [weights[head, q, k] for q in queries for k in keys if k <= q]
+            if seen:
+                expected[head, r, c] = max(seen) if pool == "max" else sum(seen) / len(seen)
+        assert np.isnan(expected).any()
+        np.testing.assert_allclose(maps.probabilities[0], expected, atol=2e-6)
+        assert (maps.cells.queries.size, maps.cells.keys.size, maps.cells.pool) == (q_size, k_size, pool)
+
+    def test_a_part_is_exact(self, run: Run) -> None:
+        [whole] = attention_maps(["baseline"], PROMPTS[:1], run=run)
+        [part] = attention_maps(["baseline"], PROMPTS[:1], view=MapView((3, 5), (2, 4), 512), run=run)
+        assert part.probabilities.shape[-2:] == (3, 3)
+        np.testing.assert_allclose(part.probabilities, whole.probabilities[..., 2:5, 1:4], atol=1e-6)
+        assert part.cells.pool is None
+        assert part.tokens == whole.tokens
+
+    def test_a_position_beyond_a_prompt_is_said_before_anything_is_run(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [long] = attention_maps(["baseline"], PROMPTS[:1], run=run)
+        monkeypatch.setattr("gattn_viz.pipeline.maps.capture", None)
+        tokens = len(long.tokens)
+        with pytest.raises(
+            GattnVizError,
+            match=rf"^no queries {tokens}-{tokens + 1}: prompt 'cats' has T = {tokens}; expected positions 1 to",
+        ):
+            attention_maps(["baseline"], PROMPTS[:1], view=MapView((tokens, tokens + 1)), run=run)
+
+    def test_weights_that_give_nan_are_said_of_pooled_maps(self, tiny_trio: Path, tmp_path: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        shutil.copytree(tiny_trio / "baseline", tmp_path / "baseline")
+        file = tmp_path / "baseline" / "model.safetensors"
+        weights = load_file(file)
+        weights["model.layers.1.mlp.down_proj.weight"][0, 0] = torch.nan
+        save_file(weights, file, {"format": "pt"})
+        for pool in ("max", "mean"):
+            with pytest.raises(GattnVizError, match=r"^layer 3 of baseline gives NaN"):
+                attention_maps(
+                    ["baseline"],
+                    PROMPTS,
+                    layers=[3],
+                    view=MapView(max_cells=3, pool=pool),  # type: ignore[arg-type]
+                    run=Run(checkpoints=str(tmp_path)),
+                )
+
     def test_one_token(self, run: Run) -> None:
         [maps] = attention_maps(["baseline"], PROMPTS[:1], run=Run(checkpoints=run.checkpoints, max_tokens=1))
         assert maps.probabilities.tolist() == [[[[1.0]]]] * 3
@@ -204,6 +394,14 @@ def test_the_checkpoint_is_always_said(tiny_trio: Path, run: Run, caplog: pytest
         sink_stats(["gate_headwise"], PROMPTS, run=run)
     said = f"gate_headwise -> directory {tiny_trio / 'gate_headwise'}, float32 on cpu, 3 layers of 4 heads"
     assert said in caplog.text
+
+
+def test_a_prompt_far_longer_than_the_demo_was_trained_on(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("gattn_viz").propagate = True
+    for tokens, said in ((512, False), (513, True)):
+        caplog.clear()
+        attention_maps(["baseline"], ["the cat " * 600], layers=[1], run=Run(max_tokens=tokens))
+        assert (f"baseline: {tokens} tokens, but the demo was trained on 129 at most" in caplog.text) == said
 
 
 def test_a_model_is_let_go_before_the_next_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,11 @@
-"""Rows and their summaries against sums written out."""
+"""Tables of many prompts against plain loops over all of them, and intervals against a naive bootstrap."""
 
 from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -9,8 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gattn_viz import tables
+from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.layer import LayerSums
-from gattn_viz.metrics.measures import SINK_MEASURES, Options
+from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, choose_measures
+from gattn_viz.metrics.over_prompts import ModelSums, Rows, join_layers, layer_rows, merge
+
+INCLUDE = Options(first_row="include")
 
 
 def random_sums(tokens: int, heads: int = 2, seed: int = 0, gate: bool = True) -> LayerSums:
@@ -20,155 +29,335 @@ def random_sums(tokens: int, heads: int = 2, seed: int = 0, gate: bool = True) -
     entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(-1)
     return LayerSums(
         tokens=tokens,
-        received=p.sum(1),
+        heads=heads,
+        first_token=p[:, :, 0].sum(1),
         first_row=p[:, 0, 0],
+        received=p.sum(1),
         entropy=entropy.sum(-1),
         entropy_ratio=(entropy[:, 1:] / np.log(np.arange(2, tokens + 1))).sum(-1),
         ratio_queries=tokens - 1,
+        row_max=p.max(-1).sum(-1),
         gate_mean=random.random(heads) if gate else None,
         value_norm=random.random((heads, tokens)),
-        max_activation=float(random.random() * 100),
+        max_activation=float(random.integers(1, 6)),  # few values, so that there are ties
         max_activation_position=int(random.integers(tokens)),
         max_activation_channel=int(random.integers(50)),
-        median_activation=0.5,
+        median_activation=float(random.random() + 0.1),
     )
 
 
-def make_rows(prompts: dict[str, int], layers: int = 3, models: tuple[str, ...] = ("a",)) -> pd.DataFrame:
-    rows = []
-    for m, model in enumerate(models):
-        for p, (prompt, tokens) in enumerate(prompts.items()):
-            for layer in range(1, layers + 1):
-                sums = random_sums(tokens, seed=100 * m + 10 * p + layer, gate=model != "baseline")
-                rows.append(tables.layer_rows(model, prompt, layer, sums))
-    return tables.to_frame(rows)
+@dataclass
+class Case:
+    """What is known of one prompt."""
+
+    tokens: int
+    rows: Rows
+    loss: float
 
 
-ROWS = make_rows({"short": 4, "long": 20}, models=("a", "baseline"))
+def make_case(
+    tokens: int,
+    seed: int = 0,
+    gate: Sequence[bool] = (True, True, True),
+    options: Options = Options(),
+    measures: tuple[Measure, ...] = SINK_MEASURES,
+) -> Case:
+    """A prompt of random numbers: layers of 2, 3, 2, ... heads, the n-th with a gate if `gate[n]`."""
+    layers = [
+        layer_rows(n, random_sums(tokens, 3 - n % 2, 1000 * seed + n, has_gate), measures, options)
+        for n, has_gate in enumerate(gate, start=1)
+    ]
+    return Case(tokens, join_layers(reversed(layers)), (tokens - 1) * np.random.default_rng(seed).uniform(1, 5))
 
 
-def test_rows_are_one_for_each_model_prompt_layer_and_head() -> None:
-    assert len(ROWS) == 2 * 2 * 3 * 2
-    assert not ROWS.duplicated(["model", "prompt", "layer", "head"]).any()
-    assert list(ROWS.columns) == [
-        "model", "prompt", "layer", "head", *(measure.name for measure in SINK_MEASURES),
-        "n_prompts", "n_queries", "tokens", "first_row",
-    ]  # fmt: skip
+def sums_of(
+    cases: Sequence[Case],
+    model: str = "a",
+    options: Options = Options(),
+    bootstrap: Bootstrap | None = None,
+    only: Sequence[int] | None = None,
+    measures: tuple[Measure, ...] = SINK_MEASURES,
+) -> ModelSums:
+    """The sums of some of the prompts, in the order given."""
+    rows = cases[0].rows
+    sums = ModelSums(model, measures, options, rows["layer"], rows["head"], bootstrap, len(cases))
+    for prompt in range(len(cases)) if only is None else only:
+        sums.add(prompt, cases[prompt].tokens, cases[prompt].rows, cases[prompt].loss)
+    return sums
 
 
-def test_prompts_weigh_by_their_queries() -> None:
-    one = tables.summarise(ROWS, "head")
-    row = one[(one.model == "a") & (one.layer == 2) & (one["head"] == 1)].iloc[0]
-    part = ROWS[(ROWS.model == "a") & (ROWS.layer == 2) & (ROWS["head"] == 1)]
-    short, long = part.iloc[0], part.iloc[1]
-    # the first query of each prompt is left out: 3 and 19 remain
-    expected = (3 * short.first_token_mass + 19 * long.first_token_mass) / 22
-    assert row.first_token_mass == pytest.approx(expected)
-    assert row.uniform_null == pytest.approx((3 * short.uniform_null + 19 * long.uniform_null) / 22)
-    assert row.entropy == pytest.approx((4 * short.entropy + 20 * long.entropy) / 24)
-    assert row.gate_mean == pytest.approx((4 * short.gate_mean + 20 * long.gate_mean) / 24)
-    assert row.sink_rate == pytest.approx((short.sink_rate + long.sink_rate) / 2)
-    assert row.value_norm_first == pytest.approx((short.value_norm_first + long.value_norm_first) / 2)
-    assert row.value_norm_rest == pytest.approx((3 * short.value_norm_rest + 19 * long.value_norm_rest) / 22)
-    assert (row.n_prompts, row.n_queries, row.tokens) == (2, 22, 24)
+def naive_table(cases: Sequence[Case], by: tables.By, options: Options = Options()) -> list[dict[str, float]]:
+    """The table's rows by the words of the README, a loop at a time."""
+    units = list(zip(cases[0].rows["layer"].tolist(), cases[0].rows["head"].tolist(), strict=True))
+    groups: dict[object, list[int]] = {}
+    for index, (layer, head) in enumerate(units):
+        groups.setdefault({"head": (layer, head), "layer": layer, "model": ()}[by], []).append(index)
+    return [naive_row(cases, group, units, by, options) for group in groups.values()]
 
 
-def test_max_activation_is_the_largest_and_says_where() -> None:
-    one = tables.summarise(ROWS, "layer")
-    for (model, layer), part in ROWS.groupby(["model", "layer"]):
-        row = one[(one.model == model) & (one.layer == layer)].iloc[0]
-        largest = part.loc[part.max_activation.idxmax()]
-        for name in (
-            "max_activation",
-            "max_activation_position",
-            "max_activation_channel",
-            "max_activation_ratio",
-        ):
-            assert row[name] == largest[name]
+def naive_row(
+    cases: Sequence[Case], group: list[int], units: list[tuple[int, int]], by: str, options: Options
+) -> dict[str, float]:
+    row: dict[str, float] = {}
+    queries = [case.tokens - (options.first_row == "exclude") for case in cases]
+    for measure in SINK_MEASURES:
+        name = measure.name
+        if name == "perplexity":
+            predictions = sum(case.tokens - 1 for case in cases)
+            losses = sum(case.loss for case in cases if case.tokens > 1)
+            row[name] = math.exp(losses / predictions) if predictions else math.nan
+            continue
+        values = [case.rows[name] for case in cases]
+        if measure.combine == "most frequent":
+            seen = Counter(int(of_prompt[index]) for of_prompt in values for index in group)
+            row[name] = min(position for position, count in seen.items() if count == max(seen.values()))
+        elif measure.combine == "at largest":
+            row[name] = naive_at_largest(cases, group, name)
+            if name == "max_activation_ratio" and by == "model":
+                layers = sorted({units[index][0] for index in group})
+                of_layers = [
+                    naive_at_largest(cases, [index for index in group if units[index][0] == layer], name)
+                    for layer in layers
+                ]
+                row[name] = sum(of_layers) / len(of_layers)
+        else:
+            of_head = {}
+            for index in group:
+                total = weights = 0.0
+                for prompt, of_prompt in enumerate(values):
+                    weight = {
+                        "queries": queries[prompt],
+                        "tokens": cases[prompt].tokens,
+                        "other tokens": cases[prompt].tokens - 1,
+                        "prompts": 1,
+                        "largest": 1,
+                    }[measure.combine]
+                    if not math.isnan(of_prompt[index]):
+                        total += of_prompt[index] * weight
+                        weights += weight
+                of_head[index] = total / weights if weights else math.nan
+                if measure.combine == "largest":
+                    of_head[index] = max(of_prompt[index] for of_prompt in values)
+            of_layer: dict[int, list[float]] = {}
+            for index, value in of_head.items():
+                of_layer.setdefault(units[index][0], []).append(value)
+            row[name] = mean_of([mean_of(heads) for heads in of_layer.values()])
+    row["n_prompts"] = len(cases)
+    row["n_queries"] = sum(queries)
+    row["tokens"] = sum(case.tokens for case in cases)
+    return row
 
 
-def test_layers_are_means_over_heads_and_models_over_layers() -> None:
-    heads, layers, models = (tables.summarise(ROWS, by) for by in ("head", "layer", "model"))
-    for name in ("first_token_mass", "entropy_ratio", "sink_rate", "value_norm_rest", "top_sink_mass"):
-        for layer in (1, 2, 3):
-            of_heads = heads[(heads.model == "a") & (heads.layer == layer)][name]
-            of_layer = layers[(layers.model == "a") & (layers.layer == layer)][name]
-            assert of_layer.item() == pytest.approx(of_heads.mean())
-        of_model = models[models.model == "a"][name]
-        assert of_model.item() == pytest.approx(layers[layers.model == "a"][name].mean())
-    # the paper's M-Act: the mean over layers of each layer's maximum
-    of_layers = layers[layers.model == "a"].max_activation
-    assert models[models.model == "a"].max_activation.item() == pytest.approx(of_layers.mean())
-    # and beside it the mean of the layers' own ratios, not that of the layer with the largest maximum
-    ratios = layers[layers.model == "a"].max_activation_ratio
-    assert models[models.model == "a"].max_activation_ratio.item() == pytest.approx(ratios.mean())
+def naive_at_largest(cases: Sequence[Case], group: list[int], name: str) -> float:
+    largest, value = -math.inf, math.nan
+    for case in cases:
+        for index in group:
+            if case.rows["max_activation"][index] > largest:
+                largest, value = case.rows["max_activation"][index], case.rows[name][index]
+    return float(value)
 
 
-def test_top_sink_position_is_the_most_frequent() -> None:
-    rows = ROWS[ROWS.model == "a"].copy()
-    rows["top_sink_position"] = [7, 7, 1, 1, 2, 3, 7, 2, 2, 1, 3, 2]
-    layers = tables.summarise(rows, "layer").set_index("layer").top_sink_position
-    # layer 1 has 7, 7, 7, 2; layer 2 has 1, 1, 2, 1; layer 3 has 2, 3, 3, 2: the earlier of the two
-    assert layers.to_dict() == {1: 7, 2: 1, 3: 2}
+def mean_of(values: list[float]) -> float:
+    there = [value for value in values if not math.isnan(value)]
+    return sum(there) / len(there) if there else math.nan
 
 
-@pytest.mark.parametrize(
-    ("by", "per_prompt", "keys", "count"),
-    [
-        ("head", False, ["model", "layer", "head"], 12),
-        ("layer", False, ["model", "layer"], 6),
-        ("model", False, ["model"], 2),
-        ("head", True, ["model", "prompt", "layer", "head"], 24),
-        ("layer", True, ["model", "prompt", "layer"], 12),
-        ("model", True, ["model", "prompt"], 4),
-    ],
-)
-def test_shape_of_each_summary(by: tables.By, per_prompt: bool, keys: list[str], count: int) -> None:
-    table = tables.summarise(ROWS, by, per_prompt=per_prompt)
-    assert list(table.columns[: len(keys)]) == keys
-    assert set(ROWS.columns) - set(table.columns) == {"prompt", "layer", "head"} - set(keys)
-    assert len(table) == count
-    assert table.model.unique().tolist() == ["a", "baseline"]
-    whole = ["top_sink_position", "max_activation_position", "max_activation_channel", "n_queries", "tokens"]
-    assert all(table[name].dtype == "int64" for name in whole)
+@st.composite
+def prompt_sets(draw: st.DrawFn) -> tuple[list[Case], Options]:
+    options = draw(st.sampled_from([Options(), INCLUDE]))
+    shortest = 1 if options is INCLUDE else 2
+    lengths = draw(st.lists(st.integers(shortest, 9), min_size=1, max_size=6))
+    gate = draw(st.lists(st.booleans(), min_size=1, max_size=3))
+    seed = draw(st.integers(0, 10**6))
+    return [make_case(tokens, seed + n, gate, options) for n, tokens in enumerate(lengths)], options
 
 
-def test_per_prompt_by_head_is_the_rows_themselves() -> None:
-    pd.testing.assert_frame_equal(tables.summarise(ROWS, "head", per_prompt=True), ROWS)
+class TestSummarise:
+    @settings(deadline=None, max_examples=40)
+    @given(prompt_sets(), st.sampled_from(["head", "layer", "model"]))
+    def test_against_plain_loops(self, prompts: tuple[list[Case], Options], by: tables.By) -> None:
+        cases, options = prompts
+        table = tables.summarise([sums_of(cases, options=options)], by)
+        expected = pd.DataFrame(naive_table(cases, by, options))
+        pd.testing.assert_frame_equal(table[expected.columns], expected, check_dtype=False, rtol=1e-10)
 
+    def test_prompts_weigh_by_what_was_counted_in_them(self) -> None:
+        cases = [make_case(4, 1), make_case(20, 2)]
+        short, long = (case.rows for case in cases)
+        row = tables.summarise([sums_of(cases)], "head").iloc[2]  # layer 2, head 1
+        assert (row.layer, row["head"]) == (2, 1)
 
-def test_a_model_without_a_gate_has_an_empty_gate_mean() -> None:
-    for by in ("head", "layer", "model"):
-        table = tables.summarise(ROWS, by)
-        assert table[table.model == "baseline"].gate_mean.isna().all()
-        assert table[table.model == "a"].gate_mean.notna().all()
+        def weighted(name: str, of_short: int, of_long: int) -> float:
+            return (of_short * short[name][2] + of_long * long[name][2]) / (of_short + of_long)
 
+        # the first query of each prompt is left out: 3 and 19 remain
+        assert row.first_token_mass == pytest.approx(weighted("first_token_mass", 3, 19))
+        assert row.entropy == pytest.approx(weighted("entropy", 4, 20))
+        assert row.row_max == pytest.approx(weighted("row_max", 4, 20))
+        assert row.sink_rate == pytest.approx(weighted("sink_rate", 1, 1))
+        assert row.value_norm_first == pytest.approx(weighted("value_norm_first", 1, 1))
+        assert row.value_norm_rest == pytest.approx(weighted("value_norm_rest", 3, 19))
+        assert row.perplexity == pytest.approx(math.exp((cases[0].loss + cases[1].loss) / 22))
+        assert (row.n_prompts, row.n_queries, row.tokens) == (2, 22, 24)
 
-def test_a_one_token_prompt_weighs_nothing_in_what_it_has_no_value_for() -> None:
-    alone = make_rows({"long": 20})
-    with_one = pd.concat(
-        [alone, *[tables.to_frame([tables.layer_rows("a", "one", n, random_sums(1))]) for n in (1, 2, 3)]],
-        ignore_index=True,
+    @pytest.mark.parametrize(
+        ("by", "keys", "count"),
+        [("head", ["model", "layer", "head"], 14), ("layer", ["model", "layer"], 6), ("model", ["model"], 2)],
     )
-    before, after = (tables.summarise(rows, "head") for rows in (alone, with_one))
-    for name in ("first_token_mass", "entropy_ratio", "value_norm_rest"):
-        pd.testing.assert_series_equal(before[name], after[name])
-    assert (after.n_prompts == 2).all()
+    def test_shape_of_each_summary(self, by: tables.By, keys: list[str], count: int) -> None:
+        cases = [make_case(4), make_case(7, 1)]
+        table = tables.summarise([sums_of(cases, "b"), sums_of(cases, "a")], by)
+        names = [measure.name for measure in SINK_MEASURES]
+        assert list(table.columns) == [*keys, *names, "n_prompts", "n_queries", "tokens", "first_row"]
+        assert len(table) == count
+        assert table.model.unique().tolist() == ["b", "a"]
+        assert table.first_row.unique().tolist() == ["exclude"]
+        whole = ["top_sink_position", "max_activation_position", "max_activation_channel", "n_queries", "tokens"]
+        assert all(table[name].dtype == "int64" for name in whole)
+
+    def test_one_prompt_by_head_is_its_rows(self) -> None:
+        case = make_case(6, 3)
+        rows = tables.table_rows(sums_of([case]), "head", "it")
+        assert list(rows)[:4] == ["model", "prompt", "layer", "head"]
+        assert rows["prompt"].tolist() == ["it"] * 7
+        for name, values in case.rows.items():
+            np.testing.assert_allclose(rows[name], values, rtol=1e-15)
+        np.testing.assert_allclose(rows["perplexity"], math.exp(case.loss / 5))
+
+    def test_a_one_token_prompt_weighs_nothing_in_what_it_has_no_value_for(self) -> None:
+        long, one = make_case(20, 1, options=INCLUDE), make_case(1, 2, options=INCLUDE)
+        before, after = (tables.summarise([sums_of(c, options=INCLUDE)]) for c in ([long], [long, one]))
+        for name in ("entropy_ratio", "value_norm_rest", "perplexity"):
+            pd.testing.assert_series_equal(before[name], after[name])
+        assert (after.first_token_mass > before.first_token_mass).all()
+        assert (after.n_prompts == 2).all()
+        alone = tables.summarise([sums_of([one], options=INCLUDE)])
+        assert alone[["entropy_ratio", "value_norm_rest", "perplexity"]].isna().all(axis=None)
+
+    def test_only_the_columns_asked_for(self) -> None:
+        for names in (["entropy"], ["perplexity"], ["max_activation_position"], ["top_sink_position", "row_max"]):
+            chosen = choose_measures(names)
+            cases = [make_case(5, n, measures=chosen) for n in range(3)]
+            sums = sums_of(cases, measures=chosen)
+            everything = sums_of([make_case(5, n) for n in range(3)])
+            for by in ("head", "layer", "model"):
+                table = tables.summarise([sums], by)
+                of_measures = [name for name in table if name in {measure.name for measure in SINK_MEASURES}]
+                assert sorted(of_measures) == sorted(names)
+                pd.testing.assert_frame_equal(table, tables.summarise([everything], by)[table.columns])
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.lists(st.integers(2, 12), min_size=1, max_size=5), st.randoms())
-def test_the_order_of_prompts_does_not_matter(lengths: list[int], random: object) -> None:
-    rows = make_rows({f"p{i}": tokens for i, tokens in enumerate(lengths)})
-    order = [f"p{i}" for i in range(len(lengths))]
-    random.shuffle(order)  # type: ignore[attr-defined]
-    shuffled = pd.concat([rows[rows.prompt == prompt] for prompt in order], ignore_index=True)
-    for by in ("head", "layer", "model"):
-        pd.testing.assert_frame_equal(tables.summarise(rows, by), tables.summarise(shuffled, by))
+class TestMerge:
+    @settings(deadline=None, max_examples=40)
+    @given(prompt_sets(), st.sampled_from(["head", "layer", "model"]), st.data())
+    def test_equals_computing_at_once(
+        self, prompts: tuple[list[Case], Options], by: tables.By, data: st.DataObject
+    ) -> None:
+        cases, options = prompts
+        bootstrap = data.draw(st.sampled_from([None, Bootstrap(0.9, seed=3, resamples=20)]))
+        order = data.draw(st.permutations(range(len(cases))))
+        cut = data.draw(st.integers(0, len(cases)))
+        a, b = (sums_of(cases, "a", options, bootstrap, only) for only in (order[:cut], order[cut:]))
+        at_once = tables.summarise([sums_of(cases, "a", options, bootstrap)], by)
+        for _ in range(2):  # neither is changed by it
+            pd.testing.assert_frame_equal(tables.summarise([merge(a, b)], by), at_once, rtol=1e-10)
+
+    def test_sums_of_different_things(self) -> None:
+        cases = [make_case(4), make_case(5, 1)]
+        one = sums_of(cases, only=[0])
+        others = {
+            "model": sums_of(cases, "b", only=[1]),
+            "options": sums_of(cases, options=INCLUDE, only=[1]),
+            "bootstrap": sums_of(cases, bootstrap=Bootstrap(0.5), only=[1]),
+            "all_prompts": sums_of(cases[:1], only=[0]),
+            "layers or heads": sums_of([make_case(4, gate=[True])] * 2, only=[1]),
+        }
+        for what, other in others.items():
+            with pytest.raises(ValueError, match=f"different {what} do not merge"):
+                merge(one, other)
+
+    def test_the_size_does_not_depend_on_the_number_of_prompts(self) -> None:
+        def size(count: int) -> int:
+            cases = [make_case(4, n) for n in range(count)]
+            sums = sums_of(cases, bootstrap=Bootstrap(0.9, resamples=10))
+            arrays = [sums.largest.value, sums.largest.prompt, *sums.largest.companions.values()]
+            for mean in sums.means.values():
+                arrays += [mean.total, mean.weight, mean.prompts]
+            return sum(array.nbytes for array in arrays) + sum(map(len, sums.positions.values()))
+
+        most_positions = 7 * 4
+        assert size(60) <= size(3) + most_positions
 
 
-def test_first_row_policy_is_a_column() -> None:
-    rows = tables.to_frame([tables.layer_rows("a", "p", 1, random_sums(5), Options(first_row="include"))])
-    table = tables.summarise(rows, "model")
-    assert table.first_row.tolist() == ["include"]
-    assert table.n_queries.tolist() == [5]
+def assert_same_interval(table: pd.DataFrame, name: str, low: np.ndarray, high: np.ndarray) -> None:
+    """The same ends within chance: those of 4,000 resamples have a standard deviation of 1 % of the width."""
+    for expected, end in ((low, "low"), (high, "high")):
+        found = table[f"{name}_ci_{end}"]
+        off = abs(found - expected) / (high - low)
+        assert (found.isna() == np.isnan(expected)).all()
+        assert off.isna().all() or off.max() < 0.06, (name, end)
+
+
+class TestIntervals:
+    def test_where_they_stand(self) -> None:
+        cases = [make_case(4, n) for n in range(3)]
+        table = tables.summarise([sums_of(cases, bootstrap=Bootstrap(0.8, 5, 30))], "model")
+        without = tables.summarise([sums_of(cases)], "model")
+        columns = list(table.columns)
+        have = [name.removesuffix("_ci_low") for name in columns if name.endswith("_ci_low")]
+        assert have == [
+            "first_token_mass", "sink_rate", "top_sink_mass", "entropy", "entropy_ratio", "row_max", "gate_mean",
+            "value_norm_first", "value_norm_rest", "perplexity",
+        ]  # fmt: skip
+        for name in have:
+            at = columns.index(name)
+            assert columns[at : at + 3] == [name, f"{name}_ci_low", f"{name}_ci_high"]
+            assert table[f"{name}_ci_low"].item() <= table[name].item() <= table[f"{name}_ci_high"].item()
+        assert columns[-3:] == ["ci", "ci_seed", "ci_resamples"]
+        assert table[columns[-3:]].to_numpy().tolist() == [[0.8, 5, 30]]
+        pd.testing.assert_frame_equal(table[without.columns], without)
+
+    @pytest.mark.parametrize("by", ["head", "layer", "model"])
+    def test_against_a_naive_bootstrap(self, by: tables.By) -> None:
+        random = np.random.default_rng(0)
+        # a layer without a gate, and prompts of very different lengths, which are the weights
+        lengths = random.integers(2, 30, 40)
+        cases = [make_case(int(tokens), seed, [True, False]) for seed, tokens in enumerate(lengths)]
+        table = tables.summarise([sums_of(cases, bootstrap=Bootstrap(0.9, resamples=4000))], by)
+        layer = cases[0].rows["layer"]
+        drawn = random.integers(len(cases), size=(4000, len(cases)))  # prompts, with replacement
+
+        weights = {"first_token_mass": lengths - 1, "top_sink_mass": lengths, "gate_mean": lengths}
+        for name, weight in weights.items():
+            values = np.stack([case.rows[name] for case in cases])  # (prompts, U)
+            of_heads = (values * weight[:, None])[drawn].sum(1) / weight[drawn].sum(1)[:, None]
+            of_layers = np.stack([of_heads[:, layer == n].mean(1) for n in (1, 2)], 1)
+            of_model = np.nanmean(of_layers, 1, keepdims=True)
+            replicates = {"head": of_heads, "layer": of_layers, "model": of_model}[by]
+            assert_same_interval(table, name, *np.percentile(replicates, [5, 95], axis=0))
+
+        loss = np.array([case.loss for case in cases])
+        replicates = np.exp(loss[drawn].sum(1) / (lengths - 1)[drawn].sum(1))
+        assert_same_interval(table, "perplexity", *np.percentile(replicates, [5, 95]))
+
+    def test_models_get_the_same_resamples(self) -> None:
+        cases = [make_case(5, n) for n in range(6)]
+        tops = [tables.summarise([sums_of(cases, m, bootstrap=Bootstrap(0.9, 7, 50))]) for m in ("a", "b")]
+        pd.testing.assert_frame_equal(tops[0].drop(columns="model"), tops[1].drop(columns="model"))
+        other = tables.summarise([sums_of(cases, "a", bootstrap=Bootstrap(0.9, 8, 50))])
+        assert not other.first_token_mass_ci_low.equals(tops[0].first_token_mass_ci_low)
+
+    def test_one_prompt_has_none(self) -> None:
+        table = tables.summarise([sums_of([make_case(5)], bootstrap=Bootstrap(0.95, resamples=10))])
+        ends = [name for name in table if name.endswith(("_ci_low", "_ci_high"))]
+        assert len(ends) == 20
+        assert table[ends].isna().all(axis=None)
+        assert table.first_token_mass.notna().all()
+
+    def test_nor_has_what_one_prompt_alone_has_a_value_of(self) -> None:
+        cases = [make_case(5, options=INCLUDE), make_case(1, 1, options=INCLUDE)]
+        table = tables.summarise([sums_of(cases, options=INCLUDE, bootstrap=Bootstrap(0.95, resamples=50))])
+        for name in ("value_norm_rest", "entropy_ratio", "perplexity"):
+            assert table[name].notna().all()
+            assert table[f"{name}_ci_low"].isna().all()
+        assert table.value_norm_first_ci_low.notna().all()

@@ -63,7 +63,7 @@ class Recipe:
     num_attention_heads: int = 8
     num_key_value_heads: int = 4
     head_dim: int = 16
-    max_position_embeddings: int = 2048
+    max_position_embeddings: int = 32768  # what may be asked, not what is trained; rotary positions go on
     rope_theta: float = 10_000.0
     use_qk_norm: bool = False
     initializer_range: float = 0.02

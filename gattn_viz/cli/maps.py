@@ -13,14 +13,19 @@ import typer
 from gattn_viz.cli import messages, options
 
 if TYPE_CHECKING:
+    from gattn_viz.metrics.pooling import Span
     from gattn_viz.pipeline import AttentionMaps
 
 HELP = (
     "Attention maps: a figure for each model, and with several models a grid of models x layers.\n\n"
     "A cell is the attention probability of a query (row) to a key (column). All figures of one command share "
-    "one colour range. The paths of the files written go to stdout."
+    "one colour range. Long prompts are pooled to --max-cells rows and columns; --queries and --keys show a part "
+    "exactly. The paths of the files written go to stdout."
 )
 EXAMPLE = "Example: gattn-viz maps --model gate_headwise --layers 1,7,21,28"
+
+VIEW = "Which part"
+SPAN = "A-B, A-, -B or A"
 
 
 def maps(
@@ -33,8 +38,10 @@ def maps(
     trust_remote_code: options.TrustRemoteCode = False,
     prompt: options.PromptTexts = None,
     prompts: options.PromptsFile = None,
+    whole_file: options.WholeFile = False,
     max_tokens: options.MaxTokens = None,
     bos: options.Bos = "auto",
+    chunk: options.Chunk = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -46,6 +53,41 @@ def maps(
     heads: Annotated[
         str, typer.Option(help="mean (one map a layer), all, or heads from 1 such as 1,4-6 (a map for each).")
     ] = "mean",
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            metavar=SPAN, help="Positions of the rows, from 1.", rich_help_panel=VIEW, show_default=False
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar=SPAN,
+            help="Positions of the columns, from 1. Default: up to the last query.",
+            rich_help_panel=VIEW,
+            show_default=False,
+        ),
+    ] = None,
+    drop_first: Annotated[
+        bool,
+        typer.Option(
+            "--drop-first", help="Leave out the first key, to see what a sink hides.", rich_help_panel=VIEW
+        ),
+    ] = False,
+    max_cells: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Rows and columns of a map at most; above, neighbours are pooled.", rich_help_panel=VIEW
+        ),
+    ] = 512,
+    pool: Annotated[
+        Literal["max", "mean"],
+        typer.Option(
+            help="What stands for pooled cells: the largest, which keeps a sink visible, or the mean over those "
+            "whose key is not after the query.",
+            rich_help_panel=VIEW,
+        ),
+    ] = "max",
     scale: Annotated[Literal["linear", "sqrt", "log"], typer.Option(help="How values become colours.")] = "linear",
     vmax: Annotated[
         float | None,
@@ -53,9 +95,6 @@ def maps(
             min=0, help="The value of the last colour. Default: the largest that is drawn.", show_default=False
         ),
     ] = None,
-    drop_first: Annotated[
-        bool, typer.Option("--drop-first", help="Leave out the first key, to see what a sink hides.")
-    ] = False,
     font: Annotated[
         str | None,
         typer.Option(help="A font family or file to prefer for tokens.", show_default=False),
@@ -77,7 +116,8 @@ def maps(
         bool,
         typer.Option(
             "--raw",
-            help="Write the maps themselves too, float32, as safetensors: a tensor layer_N of (heads, T, T) each.",
+            help="Write the maps themselves too, float32, as safetensors: a tensor layer_N of (heads, queries, "
+            "keys) each.",
             rich_help_panel=options.OUTPUT,
         ),
     ] = False,
@@ -86,6 +126,8 @@ def maps(
 ) -> None:
     chosen_layers = layers if layers in (None, "all") else options.parse_numbers(layers, "all, or layers")
     chosen_heads = heads if heads in ("mean", "all") else options.parse_numbers(heads, "mean, all, or heads")
+    query_span = parse_span(queries, "queries")
+    key_span = seen_keys(query_span, parse_span(keys, "keys"), drop_first)
     if vmax == 0:
         raise typer.BadParameter("--vmax 0 leaves no range; expected more than 0")
 
@@ -93,17 +135,21 @@ def maps(
     from gattn_viz.drawing import Look, color_scale, draw_grid, draw_maps
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.figures.save import save_figure
+    from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline import Run, attention_maps
 
     if font is not None:
         user_family(font)  # a font that is not there is said before a model is loaded
+    with options.wrong_use():
+        view = MapView(query_span, key_span, max_cells, pool)
     with messages.progress(quiet) as progress:
         sets = attention_maps(
             model or VARIANTS,
-            options.chosen_prompts(prompt, prompts),
+            options.chosen_prompts(prompt, prompts, whole_file),
             layers=chosen_layers,  # type: ignore[arg-type]
             heads=chosen_heads,  # type: ignore[arg-type]
+            view=view,
             run=Run(
                 checkpoints=checkpoints,
                 revision=revision,
@@ -113,11 +159,12 @@ def maps(
                 trust_remote_code=trust_remote_code,
                 bos=bos,
                 max_tokens=max_tokens,
+                chunk=chunk,
             ),
             progress=progress,
         )
 
-    look = Look(scale, vmax, drop_first, font)
+    look = Look(scale, vmax, font)
     colors = color_scale(sets, look)
     by_prompt: dict[str, list[AttentionMaps]] = {}
     for one in sets:
@@ -129,12 +176,58 @@ def maps(
         for one in of_prompt:
             name = f"maps_{model_names[one.model]}{suffix}"
             figure = draw_maps(one, look=look, scale=colors)
-            print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi))
+            print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi, metadata=_metadata([one])))
             if raw:
                 print(_save_raw(one, output / f"{name}.safetensors"))
         if len(of_prompt) > 1:
             figure = draw_grid(of_prompt, look=look, scale=colors)
-            print(save_figure(figure, output / f"maps_grid{suffix}.{output_format}", dpi=dpi))
+            path = output / f"maps_grid{suffix}.{output_format}"
+            print(save_figure(figure, path, dpi=dpi, metadata=_metadata(of_prompt)))
+
+
+def parse_span(text: str | None, name: str) -> Span | None:
+    """`4-9` as (4, 9), `4-` as (4, None), `-9` as (1, 9), `4` as (4, 4).
+
+    Raises:
+        typer.BadParameter: it is not of that form.
+    """
+    if text is None:
+        return None
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    begin = end = None
+    if re.fullmatch(r"[0-9]{0,12}", first) and re.fullmatch(r"[0-9]{0,12}", last) and (first or last):
+        begin = int(first or 1)
+        end = int(last) if last else None if dash else begin
+    if begin is None or begin < 1 or (end is not None and end < begin):
+        raise typer.BadParameter(
+            f"--{name} is {text!r}; expected positions such as 100-200, 100-, -200 or 100, counted from 1"
+        )
+    return begin, end
+
+
+def seen_keys(queries: Span | None, keys: Span | None, drop_first: bool) -> Span:
+    """The keys to show: those asked for, without the first if it is to go, and none after the last query.
+
+    Raises:
+        typer.BadParameter: the first was the only one.
+    """
+    first, last = keys or (1, None)
+    if drop_first:
+        if last == 1:
+            raise typer.BadParameter("--keys is 1, which --drop-first leaves out; expected more keys")
+        first = max(first, 2)
+    last_query = queries[1] if queries is not None else None
+    if last is None and last_query is not None and first <= last_query:
+        last = last_query  # what comes after is blank
+    return first, last
+
+
+def _metadata(sets: list[AttentionMaps]) -> dict[str, str]:
+    """What a figure says of itself, see `read_metadata`."""
+    return {
+        "view": " or ".join(dict.fromkeys(one.cells.in_words() for one in sets)),
+        "attention path": " or ".join(dict.fromkeys(one.attention_path for one in sets)),
+    }
 
 
 def _file_names(names: Iterable[str], reserved: str | None = None) -> dict[str, str]:
@@ -166,6 +259,12 @@ def _save_raw(one: AttentionMaps, path: Path) -> Path:
         "layers": json.dumps(one.layers),
         "heads": "mean" if one.heads is None else json.dumps(one.heads),
         "axes": "heads, queries, keys",
+        "view": one.cells.in_words(),
+        "pool": one.cells.pool or "none",
+        **{
+            name: json.dumps({"first": axis.first, "last": axis.last, "size": axis.size})
+            for name, axis in (("queries", one.cells.queries), ("keys", one.cells.keys))
+        },
     }
     with replacing(path) as temporary:
         temporary.write_bytes(save(tensors, metadata))

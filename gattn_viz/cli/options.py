@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gattn_viz.cli import messages
+from gattn_viz.errors import GattnVizError
 
 if TYPE_CHECKING:
     from gattn_viz.prompts import Prompt
@@ -83,6 +86,14 @@ PromptsFile = Annotated[
         show_default=False,
     ),
 ]
+WholeFile = Annotated[
+    bool,
+    typer.Option(
+        "--whole-file",
+        help="The text file of --prompts is one prompt, line breaks included, not a prompt a line.",
+        rich_help_panel=PROMPTS,
+    ),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
@@ -96,6 +107,17 @@ Bos = Annotated[
 BatchSize = Annotated[
     int,
     typer.Option("--batch-size", "-b", min=1, help="Prompts run together.", rich_help_panel=PROMPTS),
+]
+Chunk = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Tokens of one forward pass: bounds the memory of the rest of the model on long prompts. The numbers "
+        "stay the same, max_activation_ratio to .05 %. Default: a prompt in one pass.",
+        rich_help_panel=PROMPTS,
+        show_default=False,
+    ),
 ]
 Quiet = Annotated[
     bool,
@@ -118,13 +140,29 @@ Debug = Annotated[
 ]
 
 
-def chosen_prompts(texts: list[str] | None, file: str | None) -> list[Prompt] | None:
-    """The prompts asked for, from the command line and then from the file; None when there are none."""
+def chosen_prompts(texts: list[str] | None, file: str | None, whole_file: bool = False) -> list[Prompt] | None:
+    """The prompts asked for, from the command line and then from the file; None when there are none.
+
+    Raises:
+        typer.BadParameter: `whole_file` without a file.
+    """
     from gattn_viz.prompts import prompts_from_text, read_prompts
 
+    if whole_file and file is None:
+        raise typer.BadParameter("--whole-file goes with --prompts FILE; expected a text file: name one")
     if texts is None and file is None:
         return None
-    return prompts_from_text(texts or []) + (read_prompts(file) if file is not None else [])
+    from_file = read_prompts(file, whole_file=whole_file) if file is not None else []
+    return prompts_from_text(texts or []) + from_file
+
+
+@contextmanager
+def wrong_use() -> Iterator[None]:
+    """What the library says about options is wrong use of the command."""
+    try:
+        yield
+    except GattnVizError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parse_numbers(text: str, what: str) -> tuple[int, ...]:

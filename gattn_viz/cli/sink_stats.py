@@ -24,6 +24,13 @@ EXAMPLE = "Example: gattn-viz sink-stats -o sinks.csv"
 
 Format = Literal["csv", "json", "parquet"]
 
+# those of the table of measures, which --help must not take the time to import
+MEASURES = (
+    "first_token_mass, uniform_null, sink_rate, top_sink_position, top_sink_mass, entropy, entropy_ratio, "
+    "row_max, gate_mean, max_activation, max_activation_ratio, max_activation_position, max_activation_channel, "
+    "value_norm_first, value_norm_rest, perplexity"
+)
+
 
 def sink_stats(
     model: options.Models = None,
@@ -36,8 +43,19 @@ def sink_stats(
     prompt: options.PromptTexts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    whole_file: options.WholeFile = False,
     bos: options.Bos = "auto",
     batch_size: options.BatchSize = 1,
+    chunk: options.Chunk = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Which columns to compute; what is not asked for costs nothing. Default: all. Else, with commas "
+            f"between: {MEASURES}.",
+            show_default=False,
+        ),
+    ] = None,
     by: Annotated[
         Literal["head", "layer", "model"],
         typer.Option(
@@ -52,6 +70,16 @@ def sink_stats(
     sink_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="The eps of sink_rate: a prompt has a sink above it.")
     ] = 0.3,
+    ci: Annotated[
+        float | None,
+        typer.Option(
+            metavar="LEVEL",
+            help="Confidence intervals of the means, such as .95: a percentile bootstrap over prompts.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 1000,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -80,17 +108,26 @@ def sink_stats(
     chosen = _output_format(output, output_format)
 
     from gattn_viz import tables
-    from gattn_viz.metrics.measures import Options
+    from gattn_viz.metrics.bootstrap import Bootstrap
+    from gattn_viz.metrics.measures import SINK_MEASURES, Options, choose_measures
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline.run import Run
-    from gattn_viz.pipeline.stats import sink_rows
+    from gattn_viz.pipeline.stats import Wanted, measure_sinks
 
+    with options.wrong_use():
+        wanted = Wanted(
+            choose_measures(",".join(measures or ["all"])),
+            by,
+            per_prompt,
+            None if ci is None else Bootstrap(ci, seed, resamples),
+            Options(first_row=first_row, sink_threshold=sink_threshold),
+        )
     with messages.progress(quiet) as progress:
-        rows = sink_rows(
+        table, sums = measure_sinks(
             model or VARIANTS,
-            options.chosen_prompts(prompt, prompts),
-            options=Options(first_row=first_row, sink_threshold=sink_threshold),
-            run=Run(
+            options.chosen_prompts(prompt, prompts, whole_file),
+            wanted,
+            Run(
                 checkpoints=checkpoints,
                 revision=revision,
                 dtype=dtype,
@@ -100,10 +137,10 @@ def sink_stats(
                 bos=bos,
                 max_tokens=max_tokens,
                 batch_size=batch_size,
+                chunk=chunk,
             ),
-            progress=progress,
+            progress,
         )
-    table = tables.summarise(rows, by, per_prompt=per_prompt)
 
     in_terminal = sys.stdout is not None and sys.stdout.isatty()
     if output is not None:
@@ -115,7 +152,8 @@ def sink_stats(
     if in_terminal and not quiet:
         from gattn_viz.report import print_sink_report
 
-        print_sink_report(tables.summarise(rows, "layer"), tables.summarise(rows, "model"))
+        columns = None if wanted.measures == SINK_MEASURES else [measure.name for measure in wanted.measures]
+        print_sink_report(tables.summarise(sums, "layer"), tables.summarise(sums, "model"), columns)
 
 
 def _output_format(output: Path | None, asked: Format | None) -> Format:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap
@@ -16,9 +15,10 @@ from matplotlib.image import AxesImage
 from gattn_viz.errors import GattnVizError
 from gattn_viz.figures.fonts import fit_fonts
 from gattn_viz.figures.heatmap import draw_map
-from gattn_viz.figures.scale import ColorScale, shared_range, shown_values
+from gattn_viz.figures.panel import Panel
+from gattn_viz.figures.scale import ColorScale, shared_range
 from gattn_viz.figures.style import INK, MUTED, StyleKind, points, style
-from gattn_viz.figures.text import wrap_text
+from gattn_viz.figures.text import text_width, wrap_text
 
 # Inches.
 _MARGIN = 0.12
@@ -27,26 +27,17 @@ _BAR = 0.12
 _BAR_GAP = 0.2
 _LEAST_WIDTH = 4.4  # of what is inside the margins: room for a title
 _LEAST_SIDE = 1.3
+_LEAST_HEIGHT = 0.35  # of a map of one query
+_LEAST_WIDTH_OF_MAP = 0.6  # of a map of one key
 _TINIEST_SIDE = 0.3
 _MOST_SIDE = {1: 5.5, 2: 4.2, 3: 3.4, 4: 2.8, 5: 2.4, 6: 2.1}
 _LEAST_BAR = 1.2
 _MOST_BAR = 3.6
-# A token is never narrower than a pixel at this resolution; below it a sink's column would fade.
-_TOKENS_PER_INCH = 150
-
-
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """One map of a grid.
-
-    map: (T, T) attention, queries x keys; labels: T token labels; title: what stands above it (``layer 21``);
-    keep: positions from 0 whose ticks are kept, see `heatmap.draw_map`.
-    """
-
-    map: np.ndarray
-    labels: Sequence[str]
-    title: str = ""
-    keep: Sequence[int] = ()
+# Below this a name that stands upright beside a row of maps has no room.
+_LEAST_UPRIGHT = 1.2
+_MOST_ROW_LABEL = 1.6
+# A cell is never narrower than a pixel at this resolution; below it a sink's column would fade.
+_CELLS_PER_INCH = 150
 
 
 Grid = Sequence[Sequence[Panel | None]]
@@ -55,11 +46,16 @@ Grid = Sequence[Sequence[Panel | None]]
 def wrap_panels(panels: Sequence[Panel | None], columns: int | None = None) -> list[list[Panel | None]]:
     """Panels in reading order as rows: `columns` a row, or as many as make the sheet a little wider than high.
 
-    28 become 7 x 4, 64 become 8 x 8, up to 4 stay on one row.
+    28 become 7 x 4, 64 become 8 x 8, up to 4 stay on one row. Maps that are much wider than high stand below
+    each other: up to 8 in one column.
     """
     count = len(panels)
     if columns is None:
-        columns = max(count, 1) if count <= 4 else _good_columns(count)
+        filled = [panel for panel in panels if panel is not None]
+        if filled and all(panel.is_strip for panel in filled):
+            columns = math.ceil(count / 8)
+        else:
+            columns = max(count, 1) if count <= 4 else _good_columns(count)
     if columns < 1:
         raise GattnVizError(f"{columns} columns were asked for; expected at least 1")
     return [list(panels[start : start + columns]) for start in range(0, count, columns)]
@@ -81,7 +77,6 @@ def map_grid(
     row_labels: Sequence[str] | None = None,
     scale: ColorScale | None = None,
     cmap: Colormap | str | None = None,
-    drop_first: bool = False,
     font: str | None = None,
     kind: StyleKind = "screen",
     side: float | None = None,
@@ -100,10 +95,10 @@ def map_grid(
         row_labels: one for each row (model names); long ones are wrapped or shortened in the middle.
         scale: None is linear, from 0 to the largest value drawn in any panel.
         cmap: a colormap or its name; None is `style.map_colormap`'s.
-        drop_first: leave out the first key's column in each map.
         font: a family or font file to prefer, see `fonts.fit_fonts`.
         kind: the style, see `style.style`.
-        side: a panel's side in inches; None fits it to the number of tokens and panels.
+        side: a panel's longer side in inches; None fits it to the number of cells and panels. Cells are square,
+            unless that leaves the shorter side no room for labels, or maps differ in shape.
         width: the figure's width in inches, instead of `side`.
 
     Returns:
@@ -111,8 +106,7 @@ def map_grid(
         reading order, then the colour bar's.
 
     Raises:
-        GattnVizError: no panel at all, not one label a row, a `width` that leaves no room, or a map that
-            `draw_map` refuses.
+        GattnVizError: no panel at all, not one label a row, a `width` that leaves no room.
     """
     columns = max((len(row) for row in panels), default=0)
     cells = [[*row, *[None] * (columns - len(row))] for row in panels]
@@ -122,12 +116,12 @@ def map_grid(
     if row_labels is not None and len(row_labels) != len(cells):
         raise GattnVizError(f"{len(row_labels)} row labels for {len(cells)} rows of maps; expected one for each")
     if scale is None:
-        scale = ColorScale("linear", *shared_range((panel.map for panel in filled), drop_first=drop_first))
+        scale = ColorScale("linear", *shared_range(panel.shown for panel in filled))
 
     with style(kind):
-        sheet = _Sheet(cells, title, footnote, colorbar_label, row_labels, scale, cmap, drop_first, font)
+        sheet = _Sheet(cells, title, footnote, colorbar_label, row_labels, scale, cmap, font)
         if side is None:
-            side = _good_side(max(len(panel.labels) for panel in filled), columns)
+            side = _good_side(max(sheet.map_shape), columns)
         figure, spare = sheet.draw(side, width)
         if width is not None:
             # All that is not panel keeps its size; what is over or missing goes to the panels. Grown once, then
@@ -135,7 +129,7 @@ def map_grid(
             grown = False
             while spare < -0.005 or not grown:
                 grown = True
-                side += spare / columns
+                side *= 1 + spare / columns / sheet.box(side)[0]
                 if side < _TINIEST_SIDE:
                     raise GattnVizError(
                         f"a figure {width:g} inches wide has no room for {columns} maps in a row; "
@@ -145,15 +139,20 @@ def map_grid(
     return figure
 
 
-def _good_side(tokens: int, columns: int) -> float:
-    every_label = tokens * points("xtick.labelsize") * 1.32 / 72
-    side = min(max(every_label, _LEAST_SIDE), _MOST_SIDE.get(columns, 1.7))
-    return max(side, tokens / _TOKENS_PER_INCH)
+def _good_side(longer: int, columns: int) -> float:
+    """The inches of a map's longer side, of `longer` rows or columns, with so many maps beside each other."""
+    side = min(max(_every_label(longer), _LEAST_SIDE), _MOST_SIDE.get(columns, 1.7))
+    return max(side, longer / _CELLS_PER_INCH)
+
+
+def _every_label(count: int) -> float:
+    """The inches along which so many rows or columns have room for a label each."""
+    return count * points("xtick.labelsize") * 1.32 / 72
 
 
 @dataclass
 class _Overhang:
-    """How far labels and titles reach beyond the panels' squares, in inches, for each column or row."""
+    """How far labels and titles reach beyond the panels' boxes, in inches, for each column or row."""
 
     left: list[float]
     right: list[float]
@@ -170,8 +169,26 @@ class _Sheet:
     row_labels: Sequence[str] | None
     scale: ColorScale
     cmap: Colormap | str | None
-    drop_first: bool
     font: str | None
+
+    @property
+    def filled(self) -> list[Panel]:
+        return [panel for row in self.cells for panel in row if panel is not None]
+
+    @property
+    def map_shape(self) -> tuple[int, int]:
+        """The most rows and columns that a map has."""
+        shapes = [panel.map.shape for panel in self.filled]
+        return max(rows for rows, _ in shapes), max(columns for _, columns in shapes)
+
+    def box(self, side: float) -> tuple[float, float]:
+        """Width and height of a panel, in inches; the longer is `side`."""
+        rows, columns = self.map_shape
+        fewer, more = sorted((rows, columns))
+        shorter = max(side * fewer / more, min(_every_label(fewer), side / 2))
+        if columns >= rows:
+            return side, max(shorter, _LEAST_HEIGHT)
+        return max(shorter, _LEAST_WIDTH_OF_MAP), side
 
     def draw(self, side: float, width: float | None) -> tuple[Figure, float]:
         """Panels first, at their final size but anywhere; then, with their labels measured, everything's place.
@@ -179,21 +196,21 @@ class _Sheet:
         Returns the figure, and how much of `width` (inches) is over; negative if it does not do, 0 if it is None.
         """
         rows, columns = len(self.cells), len(self.cells[0])
-        figure = Figure(figsize=(2 * side, 2 * side))
+        wide, high = self.box(side)
+        figure = Figure(figsize=(2 * wide, 2 * high))
         FigureCanvasAgg(figure)
         axes = [[figure.add_axes((0.25, 0.25, 0.5, 0.5)) for _ in range(columns)] for _ in range(rows)]
-        image = self._draw_panels(axes, side)
+        image = self._draw_panels(axes, wide)
         over = self._measure(axes)
-        bar_height = min(max(rows * side, _LEAST_BAR), _MOST_BAR)
-        bar = figure.add_axes((0, 0, _BAR / (2 * side), bar_height / (2 * side)))
+        bar_height = min(max(rows * high, _LEAST_BAR), _MOST_BAR)
+        bar = figure.add_axes((0, 0, _BAR / (2 * wide), bar_height / (2 * high)))
         self._draw_bar(figure, bar, image, bar_height)
         bar_band = _BAR_GAP + _BAR + _overhang(bar)[1]
 
-        row_text = self._row_texts(side)
-        row_band = max((_lines_height(text, points("axes.titlesize")) for text in row_text), default=0.0)
-        row_band += 0.08 if row_text else 0.0
+        upright = high >= _LEAST_UPRIGHT
+        row_text, row_band = self._row_texts(high if upright else _MOST_ROW_LABEL, upright)
 
-        grid_width = sum(over.left) + sum(over.right) + columns * side + (columns - 1) * _GAP
+        grid_width = sum(over.left) + sum(over.right) + columns * wide + (columns - 1) * _GAP
         needed = row_band + grid_width + bar_band
         inner = max(needed, _LEAST_WIDTH) if width is None else width - 2 * _MARGIN
         title_size, note_size = points("figure.titlesize"), points("xtick.labelsize")
@@ -202,8 +219,8 @@ class _Sheet:
         title_band = _lines_height(title, title_size) + 0.12 if title else 0.0
         note_band = _lines_height(note, note_size) + 0.12 if note else 0.0
 
-        lefts, tops = self._places(over, side)
-        grid_height = tops[-1] + side + over.bottom[-1]
+        lefts, tops = self._places(over, wide, high)
+        grid_height = tops[-1] + high + over.bottom[-1]
         bar_top = tops[0]
         body = max(grid_height, bar_top + bar_height + 0.06)
         total_width = inner + 2 * _MARGIN
@@ -217,14 +234,14 @@ class _Sheet:
 
         for r, row in enumerate(axes):
             for c, ax in enumerate(row):
-                ax.set_position(rectangle(row_band + lefts[c], tops[r], side, side))
+                ax.set_position(rectangle(row_band + lefts[c], tops[r], wide, high))
         bar.set_position(rectangle(row_band + grid_width + _BAR_GAP, bar_top, _BAR, bar_height))
         if row_text:
             families = fit_fonts(list(self.row_labels or ()), self.font).families
             for text, top in zip(row_text, tops, strict=True):
-                x, y, _, h = rectangle(0, top, 0, side)
+                x, y, _, h = rectangle(0, top, 0, high)
                 figure.text(
-                    x, y + h / 2, text, rotation=90, ha="left", va="center", parse_math=False,
+                    x, y + h / 2, text, rotation=90 if upright else 0, ha="left", va="center", parse_math=False,
                     fontfamily=families, fontsize=points("axes.titlesize"), linespacing=1.15,
                 )  # fmt: skip
         if title:
@@ -239,9 +256,11 @@ class _Sheet:
             )  # fmt: skip
         return figure, 0.0 if width is None else inner - needed
 
-    def _draw_panels(self, axes: list[list[Axes]], side: float) -> AxesImage:
-        labels = [tuple(panel.labels) for row in self.cells for panel in row if panel is not None]
-        shared = len(set(labels)) == 1
+    def _draw_panels(self, axes: list[list[Axes]], wide: float) -> AxesImage:
+        shared = all(
+            panel.queries.same_as(self.filled[0].queries) and panel.keys.same_as(self.filled[0].keys)
+            for panel in self.filled
+        )
         norm = self.scale.norm()
         once = all(self._same_title(column) for column in range(len(axes[0])))
         image: AxesImage | None = None
@@ -252,16 +271,13 @@ class _Sheet:
                     ax.set_axis_off()
                     continue
                 text = panel.title if r == self._first_row(c) or not once else ""
-                title, _ = self._fitted(text, side, points("axes.titlesize"), lines=2)
+                title, _ = self._fitted(text, wide, points("axes.titlesize"), lines=2)
                 image = draw_map(
                     ax,
-                    panel.map,
-                    panel.labels,
+                    panel,
                     norm=norm,
                     cmap=self.cmap,
-                    drop_first=self.drop_first,
                     title=title,
-                    keep=panel.keep,
                     font=self.font,
                     show_keys=not shared or not self._filled_below(r, c),
                     show_queries=not shared or all(other is None for other in row[:c]),
@@ -294,31 +310,38 @@ class _Sheet:
                     over.bottom[r] = max(over.bottom[r], bottom)
         return over
 
-    def _places(self, over: _Overhang, side: float) -> tuple[list[float], list[float]]:
-        """Inches from the grid's left edge to each column's squares, and from its top to each row's."""
+    def _places(self, over: _Overhang, wide: float, high: float) -> tuple[list[float], list[float]]:
+        """Inches from the grid's left edge to each column's boxes, and from its top to each row's."""
         lefts, tops = [], []
         x = y = 0.0
         for left, right in zip(over.left, over.right, strict=True):
             lefts.append(x + left)
-            x += left + side + right + _GAP
+            x += left + wide + right + _GAP
         for top, bottom in zip(over.top, over.bottom, strict=True):
             tops.append(y + top)
-            y += top + side + bottom + _GAP
+            y += top + high + bottom + _GAP
         return lefts, tops
 
-    def _row_texts(self, side: float) -> list[str]:
-        return [self._fitted(label, side, points("axes.titlesize"), lines=2)[0] for label in self.row_labels or ()]
+    def _row_texts(self, room: float, upright: bool) -> tuple[list[str], float]:
+        """The rows' names, in two lines of `room` inches at most, and the width of the band they stand in."""
+        size = points("axes.titlesize")
+        fitted = [self._fitted(label, room, size, lines=2) for label in self.row_labels or ()]
+        texts = [text for text, _ in fitted]
+        if upright:
+            across = [_lines_height(text, size) for text in texts]
+        else:
+            across = [text_width(line, size, families) for text, families in fitted for line in text.split("\n")]
+        return texts, max(across) + 0.08 if across else 0.0
 
     def _draw_bar(self, figure: Figure, bar: Axes, image: AxesImage, height: float) -> None:
         label, families = self._fitted(self.colorbar_label, height, points("axes.labelsize"))
-        values = np.concatenate(
-            [shown_values(p.map, drop_first=self.drop_first) for row in self.cells for p in row if p is not None]
-        )
-        finite = values[np.isfinite(values)]
-        above = bool((finite > self.scale.vmax).any())
-        below = bool((finite < self.scale.low).any())
+        above = any((panel.shown > self.scale.vmax).any() for panel in self.filled)
+        below = any((panel.shown < self.scale.low).any() for panel in self.filled)
         extend = {(False, False): "neither", (True, False): "max", (False, True): "min", (True, True): "both"}
         colorbar = figure.colorbar(image, cax=bar, extend=extend[above, below], extendfrac=0.04)
+        if self.scale.kind == "sqrt":  # matplotlib puts a tick above the range at its end: 0.6 for 0.513
+            inside = [tick for tick in colorbar.get_ticks() if self.scale.low <= tick <= self.scale.vmax]
+            colorbar.set_ticks(inside)
         colorbar.outline.set_visible(False)
         bar.tick_params(length=2)
         bar.set_ylabel(label, parse_math=False, fontfamily=families, linespacing=1.15)

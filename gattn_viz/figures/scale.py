@@ -70,47 +70,25 @@ class ColorScale:
         return f"{self.kind} scale from {self.low:.3g} to {self.vmax:.3g}"
 
 
-def shared_range(
-    maps: Iterable[np.ndarray | None], *, drop_first: bool = False, vmax: float | None = None
-) -> tuple[float, float]:
+def shared_range(maps: Iterable[np.ma.MaskedArray], vmax: float | None = None) -> tuple[float, float]:
     """The one range of several maps: (vmin, vmax).
 
     Args:
-        maps: each (T, T), T may differ; None (an empty panel) is passed over.
-        drop_first: leave out the first key's column, as `draw_map` does.
+        maps: what is drawn of each (`Panel.shown`), of any shape.
         vmax: the top, when it is chosen and not found.
 
     Returns:
-        vmin is 0, or the smallest value where there are negative ones. vmax is the largest finite value of the
-        causal triangles; 1 when there is none above vmin (all zero, all NaN, nothing left to show).
+        vmin is 0, or the smallest value where there are negative ones. vmax is the largest value; 1 when there is
+        none above vmin (all zero, or all blank).
 
     Raises:
-        GattnVizError: a map is not square, or `vmax` is not above the range's lower end.
+        GattnVizError: `vmax` is not above the range's lower end.
     """
-    shown = [shown_values(m, drop_first=drop_first) for m in maps if m is not None]
-    finite = [values[np.isfinite(values)] for values in shown]
-    lowest = min((float(v.min()) for v in finite if v.size), default=0.0)
-    highest = max((float(v.max()) for v in finite if v.size), default=0.0)
-    vmin = min(lowest, 0.0)
+    ends = [(float(shown.min()), float(shown.max())) for shown in maps if shown.count()]
+    vmin = min([0.0, *(low for low, _ in ends)])
     if vmax is None:
+        highest = max((high for _, high in ends), default=0.0)
         return vmin, highest if highest > vmin else vmin + 1.0
     if not (math.isfinite(vmax) and vmax > vmin):
         raise GattnVizError(f"--vmax {vmax:g} is not a finite number above the lowest colour's value, {vmin:g}")
     return vmin, float(vmax)
-
-
-def shown_values(probabilities: np.ndarray, *, drop_first: bool = False) -> np.ndarray:
-    """The values of a (T, T) map that are drawn, flat: those of the causal triangle, NaN among them."""
-    check_square(probabilities)
-    causal = np.tri(len(probabilities), dtype=bool)
-    causal[:, : int(drop_first)] = False
-    return np.asarray(probabilities)[causal]
-
-
-def check_square(probabilities: np.ndarray) -> None:
-    """An error unless the map is (T, T) with T at least 1."""
-    shape = np.shape(probabilities)
-    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
-        raise GattnVizError(
-            f"an attention map of shape {shape} was passed; expected (T, T), queries x keys of one prompt"
-        )

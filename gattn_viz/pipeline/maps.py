@@ -13,6 +13,7 @@ from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.hooks import decoder_layers
 from gattn_viz.capture.run import capture, check_request
 from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model
 from gattn_viz.prompts import Prompt, default_prompts
@@ -27,12 +28,15 @@ class AttentionMaps:
         model: its label.
         checkpoint: which one was used, in words.
         prompt: the prompt's id.
-        tokens: (T,), as they are read.
+        tokens: (T,), as they are read; all of the prompt, whatever the view.
         layers: from 1.
         heads: from 1; None when the maps are the mean over all heads.
         n_layers, n_heads: how many the model has.
-        probabilities: (layers, heads, T, T), float32; rows are queries. The axis of heads has length 1 for a mean.
+        cells: the view: which queries and keys the rows and columns stand for, and how they were pooled.
+        probabilities: (layers, heads, rows, columns), float32; rows are queries. The axis of heads has length
+            1 for a mean. Exact maps have 0 where the key is after the query, pooled ones NaN where every key is.
         dtype, device: of the run.
+        attention_path: how attention was computed, see `LayerCapture.path`.
     """
 
     model: str
@@ -43,9 +47,11 @@ class AttentionMaps:
     heads: tuple[int, ...] | None
     n_layers: int
     n_heads: int
+    cells: MapCells
     probabilities: NDArray[np.float32] = field(repr=False)
     dtype: str
     device: str
+    attention_path: str
 
 
 def attention_maps(
@@ -54,6 +60,7 @@ def attention_maps(
     *,
     layers: Sequence[int] | Literal["all"] | None = None,
     heads: Sequence[int] | Literal["mean", "all"] = "mean",
+    view: MapView = MapView(),
     run: Run = Run(),
     progress: Progress | None = None,
 ) -> list[AttentionMaps]:
@@ -64,9 +71,11 @@ def attention_maps(
         prompts: texts or `Prompt`s; None is the first of the bundled set.
         layers: from 1; None is four of them: the first, those at a quarter and three quarters, and the last.
         heads: from 1; `mean` is the mean over all heads.
+        view: which queries and keys, and in how many cells; without arguments all, exactly. Memory is for what is
+            asked: `MapView(max_cells=512)` holds 1 MB a map, whatever T. A mean over heads comes before pooling.
 
     Raises:
-        GattnVizError: a model or prompt that cannot be used, a layer or head that a model does not have.
+        GattnVizError: a model or prompt that cannot be used; a layer, head or position that is not there.
     """
     if prompts is None:
         prompts = default_prompts()[:1]
@@ -79,13 +88,17 @@ def attention_maps(
         request = Request(
             maps=frozenset(chosen),
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
+            view=view,
         )
-        for done, prompt in enumerate(encoded, start=1):
-            check_request(model, request, label)
-            [captured] = capture(model, [prompt.ids], request)
+        check_request(model, request, label)
+        # all of them before the first is run
+        of_prompts = [view.cells(len(prompt.ids), f"prompt {prompt.prompt.id!r}") for prompt in encoded]
+        for done, (prompt, cells) in enumerate(zip(encoded, of_prompts, strict=True), start=1):
+            [captured] = capture(model, [prompt.ids], request, chunk=run.chunk)
             _check_softmax(chosen, captured, label)
             for layer in chosen:
-                check_finite(_map(captured[layer]).sum(), layer, label, prompt.prompt.id)
+                seen = _map(captured[layer])[:, cells.causal_pairs() > 0]
+                check_finite(seen.sum(), layer, label, prompt.prompt.id)
             result.append(
                 AttentionMaps(
                     model=label,
@@ -96,9 +109,11 @@ def attention_maps(
                     heads=None if request.heads == "mean" else request.heads or tuple(range(1, n_heads + 1)),
                     n_layers=n_layers,
                     n_heads=n_heads,
+                    cells=cells,
                     probabilities=np.stack([_map(captured[layer]) for layer in chosen]),
                     dtype=str(loaded.dtype).removeprefix("torch."),
                     device=loaded.device.type,
+                    attention_path=" and ".join(sorted({captured[layer].path for layer in chosen})),
                 )
             )
             if progress is not None:

@@ -18,6 +18,9 @@ from gattn_viz.prompts import EncodedPrompt, Prompt, default_prompts, encode, pr
 
 log = logging.getLogger("gattn_viz")
 
+# Above it the bundled demo is so far from what it was trained on that it must be said.
+DEMO_TOKENS = 512
+
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, steps done, and steps in all."""
 
@@ -36,6 +39,7 @@ class Run:
         bos: `auto` (what the tokenizer does), `always` or `never`.
         max_tokens: cut prompts after so many tokens.
         batch_size: prompts run together.
+        chunk: tokens of one forward pass, which bounds its memory; None runs a prompt whole.
     """
 
     checkpoints: str = "demo"
@@ -47,10 +51,13 @@ class Run:
     bos: Literal["auto", "always", "never"] = "auto"
     max_tokens: int | None = None
     batch_size: int = 1
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise GattnVizError(f"batch size is {self.batch_size}; expected 1 or more")
+        if self.chunk is not None and self.chunk < 1:
+            raise GattnVizError(f"chunk is {self.chunk} tokens; expected 1 or more")
 
 
 def each_model(
@@ -110,6 +117,13 @@ def each_model(
                     len(prompt.ids),
                     prompt.n_cut,
                 )
+        longest = max(len(prompt.ids) for prompt in encoded)
+        if source.is_bundled and longest > DEMO_TOKENS:
+            log.warning(
+                "%s: %d tokens, but the demo was trained on 129 at most: what it does there is no finding",
+                label,
+                longest,
+            )
         yield label, loaded, encoded
         del loaded  # as the caller does
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import get_args
 
+import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from gattn_viz import tables
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.hooks import decoder_layers
 from gattn_viz.capture.run import stream
 from gattn_viz.errors import GattnVizError
-from gattn_viz.metrics.measures import Options
+from gattn_viz.metrics.bootstrap import Bootstrap
+from gattn_viz.metrics.layer import LayerSums, Need
+from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, choose_measures
+from gattn_viz.metrics.over_prompts import ModelSums, Rows, join_layers, layer_rows
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model
+from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model, log
 from gattn_viz.prompts import EncodedPrompt, Prompt
+
+IN_WORDS = {"fused": "fused kernel", "blocks": "blocks of rows, float32"}
+"""How attention was computed."""
 
 
 def sink_stats(
     models: Sequence[str] = VARIANTS,
     prompts: Sequence[Prompt | str] | None = None,
     *,
+    measures: Sequence[str] | str = "all",
     by: tables.By = "head",
     per_prompt: bool = False,
+    ci: float | None = None,
+    seed: int = 0,
+    resamples: int = 1000,
     options: Options = Options(),
     run: Run = Run(),
     progress: Progress | None = None,
@@ -35,64 +46,156 @@ def sink_stats(
     Args:
         models: variants, directories or Hub ids.
         prompts: texts or `Prompt`s; None is the bundled set.
+        measures: names in `gattn_viz.metrics.measures.SINK_MEASURES`, or `all`. Only what they need is computed.
         by: what a row stands for: a head, a layer (mean over heads) or a model (mean over layers).
         per_prompt: one row a prompt too.
+        ci: the level of confidence intervals, such as .95: a percentile bootstrap over prompts. None is none.
+        seed, resamples: of the bootstrap. All models get the same resamples.
         options: first-row policy and sink threshold.
 
     Returns:
-        the columns are described by `gattn_viz.metrics.measures.SINK_MEASURES`.
+        a column for each measure, and with `ci` also `<measure>_ci_low` and `<measure>_ci_high` for those that are
+        means. `attrs["attention_path"]` says how each model's attention was computed: `fused`, `blocks` or both.
 
     Raises:
-        GattnVizError: a model or prompt that cannot be used, a prompt too short to have a value.
+        GattnVizError: a model or prompt that cannot be used, a prompt too short to have a value, options that do
+            not go together.
     """
-    if by not in get_args(tables.By):
-        raise GattnVizError(f"by is {by!r}; expected {', '.join(get_args(tables.By))}")
-    rows = sink_rows(models, prompts, options=options, run=run, progress=progress)
-    return tables.summarise(rows, by, per_prompt=per_prompt)
+    bootstrap = None if ci is None else Bootstrap(ci, seed, resamples)
+    wanted = Wanted(choose_measures(measures), by, per_prompt, bootstrap, options)
+    return measure_sinks(models, prompts, wanted, run, progress)[0]
 
 
-def sink_rows(
-    models: Sequence[str] = VARIANTS,
-    prompts: Sequence[Prompt | str] | None = None,
-    *,
-    options: Options = Options(),
-    run: Run = Run(),
-    progress: Progress | None = None,
-) -> pd.DataFrame:
-    """What `sink_stats` is made from: a row for each model, prompt, layer and head."""
-    rows: list[dict[str, NDArray[Any]]] = []
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured, and what a row of the table stands for; see `sink_stats`."""
+
+    measures: tuple[Measure, ...] = SINK_MEASURES
+    by: tables.By = "head"
+    per_prompt: bool = False
+    bootstrap: Bootstrap | None = None
+    options: Options = Options()
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(tables.By):
+            raise GattnVizError(f"by is {self.by!r}; expected {', '.join(get_args(tables.By))}")
+        if self.bootstrap is not None and self.per_prompt:
+            raise GattnVizError(
+                "ci and per-prompt are both given, but a row that is one prompt has no interval; expected one of "
+                "the two: leave the other out"
+            )
+        if self.bootstrap is not None and not any(measure.has_interval for measure in self.measures):
+            names = ", ".join(measure.name for measure in self.measures)
+            raise GattnVizError(f"ci is given, but {names} has no interval; expected a measure that is a mean")
+
+    @property
+    def request(self) -> Request:
+        """What has to be captured."""
+        needs: set[Need] = {measure.needs for measure in self.measures if measure.needs is not None}
+        # a layer and its heads show only where something is taken out of it
+        return Request(
+            needs=frozenset(needs or {"first_token"}),
+            loss=any(measure.combine == "predictions" for measure in self.measures),
+        )
+
+
+def measure_sinks(
+    models: Sequence[str],
+    prompts: Sequence[Prompt | str] | None,
+    wanted: Wanted,
+    run: Run,
+    progress: Progress | None,
+) -> tuple[pd.DataFrame, list[ModelSums]]:
+    """The table that is wanted, and the sums over all prompts of each model, from which others can be made."""
+    results: list[_Measured] = []
     for label, loaded, encoded in each_model(models, prompts, run):
-        _check_long_enough(encoded, options)
-        rows += _rows_of_model(label, loaded, encoded, options, run.batch_size, progress)
+        _check_long_enough(encoded, wanted.options)
+        if wanted.bootstrap is not None and len(encoded) == 1 and not results:
+            log.warning("there is one prompt only, which says nothing about chance: the intervals are empty")
+        results.append(_measure_model(label, loaded, encoded, wanted, run, progress))
         del loaded  # before the next one is loaded
-    return tables.to_frame(rows)
+
+    sums = [result.sums for result in results]
+    if wanted.per_prompt:
+        table = tables.to_frame([rows for result in results for rows in result.by_prompt])
+    else:
+        table = tables.summarise(sums, wanted.by)
+    table.attrs["attention_path"] = {result.sums.model: result.paths for result in results}
+    return table, sums
 
 
-def _rows_of_model(
+@dataclass(frozen=True)
+class _Measured:
+    """One model's sums, and a table's rows for each prompt if prompts are kept apart."""
+
+    sums: ModelSums
+    by_prompt: list[Rows]
+    paths: list[str]
+
+
+def _measure_model(
     label: str,
     loaded: LoadedModel,
-    encoded: list[EncodedPrompt],
-    options: Options,
-    batch_size: int,
+    encoded: Sequence[EncodedPrompt],
+    wanted: Wanted,
+    run: Run,
     progress: Progress | None,
-) -> list[dict[str, NDArray[Any]]]:
+) -> _Measured:
+    """Run the prompts; each is reduced to its rows layer by layer, added up when it is complete, and forgotten."""
+    request = wanted.request
     steps = len(encoded) * len(decoder_layers(loaded.model))
-    rows: dict[tuple[int, int], dict[str, NDArray[Any]]] = {}
+    done = 0
+    paths: set[str] = set()
+    running: dict[int, list[Rows]] = {}  # of the prompts that are being run, the layers so far
+    by_prompt: dict[int, Rows] = {}
+    total: ModelSums | None = None
 
-    def reduce(prompt: int, layer: LayerCapture) -> None:
+    def no_prompt(rows: Rows) -> ModelSums:
+        heads = rows["layer"], rows["head"]
+        return ModelSums(label, wanted.measures, wanted.options, *heads, wanted.bootstrap, len(encoded))
+
+    def on_layer(prompt: int, layer: LayerCapture) -> None:
+        nonlocal done
         assert layer.sums is not None
-        prompt_id = encoded[prompt].prompt.id
-        check_finite(layer.sums.received.sum() + layer.sums.max_activation, layer.layer, label, prompt_id)
-        rows[prompt, layer.layer] = tables.layer_rows(label, prompt_id, layer.layer, layer.sums, options)
+        check_finite(_sum_of_all(layer.sums, request), layer.layer, label, encoded[prompt].prompt.id)
+        rows = layer_rows(layer.layer, layer.sums, wanted.measures, wanted.options)
+        running.setdefault(prompt, []).append(rows)
+        paths.add(layer.path)
+        done += 1
         if progress is not None:
-            progress(label, len(rows), steps)
+            progress(label, done, steps)
 
-    stream(loaded.model, _ids(encoded), Request(sums=True), reduce, batch_size=batch_size)
-    return [rows[key] for key in sorted(rows)]  # a batch runs layer by layer: back to prompt by prompt
+    def on_prompt(prompt: int, loss: float | None) -> None:
+        nonlocal total
+        _check_loss(loss, label, encoded[prompt])
+        tokens, rows = len(encoded[prompt].ids), join_layers(running.pop(prompt))
+        if wanted.per_prompt:
+            alone = no_prompt(rows)
+            alone.add(prompt, tokens, rows, loss)
+            by_prompt[prompt] = tables.table_rows(alone, wanted.by, encoded[prompt].prompt.id)
+        total = total or no_prompt(rows)
+        total.add(prompt, tokens, rows, loss)
+
+    ids = [prompt.ids for prompt in encoded]
+    stream(loaded.model, ids, request, on_layer, on_prompt, batch_size=run.batch_size, chunk=run.chunk)
+    assert total is not None
+    log.info("%s attention: %s", label, " and ".join(IN_WORDS[path] for path in sorted(paths)))
+    return _Measured(total, [by_prompt[prompt] for prompt in sorted(by_prompt)], sorted(paths))
 
 
-def _ids(encoded: Sequence[EncodedPrompt]) -> list[list[int]]:
-    return [prompt.ids for prompt in encoded]
+def _sum_of_all(sums: LayerSums, request: Request) -> float:
+    """A number that is finite only if all is that was taken out of a layer."""
+    arrays = [value for value in vars(sums).values() if isinstance(value, np.ndarray)]
+    activation = sums.max_activation if "residual" in request.needs else 0.0
+    return activation + sum(float(array.sum()) for array in arrays)
+
+
+def _check_loss(loss: float | None, label: str, prompt: EncodedPrompt) -> None:
+    if loss is not None and not np.isfinite(loss):
+        raise GattnVizError(
+            f"the loss of {label} on prompt {prompt.prompt.id!r} is {loss}; expected a finite number: try --dtype "
+            "float32, or check the weights"
+        )
 
 
 def _check_long_enough(encoded: Sequence[EncodedPrompt], options: Options) -> None:

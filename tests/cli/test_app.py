@@ -104,9 +104,8 @@ def test_bad_input(cli: Cli, arguments: list[str], code: int, expected: str) -> 
     assert expected in " ".join(done.err.split())
     assert "Traceback" not in done.err
     if code == 1:
-        errors = [
-            line for line in done.err.splitlines() if " -> " not in line and not line.startswith("warning: ")
-        ]
+        said = (" -> ", " attention: ", "warning: ")  # before it failed
+        errors = [line for line in done.err.splitlines() if not any(words in line for words in said)]
         assert len(errors) == 1
         assert errors[0].startswith("gattn-viz: error: ")
 
@@ -138,7 +137,7 @@ def test_an_unexpected_error_is_one_line_too(cli: Cli, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr("gattn_viz.pipeline.stats.sink_rows", broken)
+    monkeypatch.setattr("gattn_viz.pipeline.stats.measure_sinks", broken)
     done = cli("sink-stats")
     assert done.code == 1
     assert done.err == (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ from PIL import Image
 from safetensors import safe_open
 
 from gattn_viz import Run, attention_maps
+from gattn_viz.figures.save import read_metadata
+from gattn_viz.metrics.pooling import MapView
 from tests.cli.conftest import Cli
 
 PROMPT = ("-p", "the cat sat on the mat")
+TEN_AND_MORE = "the cat sat on the mat and the dog sat on the log while the rain fell on the roof "
 FAST = ("--dpi", "40")
 
 
@@ -79,6 +83,103 @@ def test_looks(cli: Cli) -> None:
         ["--layers", "all"],
     ):
         assert cli("maps", "-m", "baseline", *PROMPT, *FAST, *look).code == 0, look
+
+
+def raw_maps(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with safe_open(path, "numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+@pytest.mark.parametrize(
+    ("arguments", "view", "said"),
+    [
+        ([], MapView(), "T = 10"),
+        (["--max-cells", "4"], MapView(max_cells=4), "T = 10, max over 3 x 3 cells"),
+        (
+            ["--max-cells", "4", "--pool", "mean", "--drop-first"],
+            MapView(None, (2, None), 4, "mean"),
+            "T = 10, first key left out, mean over 3 x 3 cells",
+        ),
+        (["--queries", "3-5", "--keys", "2-4"], MapView((3, 5), (2, 4)), "T = 10, queries 3-5, keys 2-4"),
+        (["--queries", "-5", "--keys", "3-"], MapView((1, 5), (3, 5)), "T = 10, queries 1-5, keys 3-5"),
+        # keys after the last query would all be blank
+        (["--queries", "4"], MapView((4, 4), (1, 4)), "T = 10, query 4, keys 1-4"),
+        (
+            ["--queries", "9-", "--drop-first"],
+            MapView((9, None), (2, None)),
+            "T = 10, queries 9-10, first key left out",
+        ),
+        (["--keys", "1"], MapView(None, (1, 1)), "T = 10, key 1"),
+    ],
+)
+def test_views(cli: Cli, tmp_path: Path, tiny_trio: Path, arguments: list[str], view: MapView, said: str) -> None:
+    prompt = ("-p", TEN_AND_MORE, "--max-tokens", "10")
+    done = cli("maps", "-m", "baseline", "--layers", "2", *prompt, *FAST, "--raw", *arguments)
+    assert done.code == 0, done.err
+    run = Run(checkpoints=str(tiny_trio), max_tokens=10)
+    [expected] = attention_maps(["baseline"], [TEN_AND_MORE], layers=[2], view=view, run=run)
+    tensors, metadata = raw_maps(tmp_path / "figs" / "maps_baseline.safetensors")
+    np.testing.assert_array_equal(tensors["layer_2"], expected.probabilities[0])
+    assert metadata["view"] == said
+    assert metadata["pool"] == ("none" if "over" not in said else "max" if "max" in said else "mean")
+    queries = expected.cells.queries
+    assert json.loads(metadata["queries"]) == {"first": queries.first, "last": queries.last, "size": queries.size}
+    assert json.loads(metadata["keys"])["first"] == expected.cells.keys.first
+    assert len(json.loads(metadata["tokens"])) == 10
+    assert read_metadata(tmp_path / "figs" / "maps_baseline.png") == {
+        "view": said,
+        "attention path": expected.attention_path,
+    }
+
+
+def test_a_long_prompt_is_pooled_by_default(cli: Cli, tmp_path: Path, tiny_trio: Path) -> None:
+    shutil.copytree(tiny_trio / "baseline", tmp_path / "long")
+    config = json.loads((tmp_path / "long" / "config.json").read_text())
+    (tmp_path / "long" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 600}))
+    arguments = ("-p", TEN_AND_MORE * 60, "--max-tokens", "515", "--chunk", "100", "--raw", *FAST)
+    done = cli("maps", "-m", "./long", "--layers", "1", *arguments)
+    assert done.code == 0, done.err
+    tensors, metadata = raw_maps(tmp_path / "figs" / "maps_long.safetensors")
+    assert metadata["view"] == "T = 515, max over 2 x 2 cells"
+    assert tensors["layer_1"].shape == (1, 258, 258)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--queries", "9-4"],
+            "--queries is '9-4'; expected positions such as 100-200, 100-, -200 or 100, counted",
+        ),
+        (["--keys", "0-4"], "--keys is '0-4'"),
+        (["--keys", "-"], "--keys is '-'"),
+        (["--keys", "1,2"], "--keys is '1,2'"),
+        (["--keys", "1-2-3"], "--keys is '1-2-3'"),
+        (["--queries", "9" * 5000], "--queries is"),
+        (["--queries", "-4", "--keys", "5-"], "the keys from 5 on come after the queries up to 4"),
+        (["--keys", "1", "--drop-first"], "--keys is 1, which --drop-first leaves out"),
+        (["--max-cells", "0"], "should be greater than or equal to 1"),
+        (["--pool", "median"], "median"),
+    ],
+)
+def test_views_that_are_none(cli: Cli, arguments: list[str], message: str) -> None:
+    done = cli("maps", "-m", "no-such-model", *PROMPT, *arguments)
+    assert done.code == 2
+    # click breaks the message's lines in a box
+    assert message in " ".join(done.err.replace("│", " ").split())
+
+
+def test_a_view_beyond_the_prompt(cli: Cli) -> None:
+    done = cli("maps", "-m", "baseline", "-p", TEN_AND_MORE, "--max-tokens", "10", "--queries", "8-11")
+    assert done.code == 1
+    assert "no queries 8-11: prompt 'prompt-1' has T = 10; expected positions 1 to 10" in done.err
+
+
+def test_a_whole_file_is_one_prompt(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "two.txt").write_text("the cat\nthe dog\n")
+    done = cli("maps", "-m", "baseline", "--layers", "1", "--prompts", "two.txt", "--whole-file", *FAST)
+    assert done.out.split() == ["figs/maps_baseline.png"]
+    assert cli("maps", "-m", "baseline", *PROMPT, "--whole-file").code == 2
 
 
 def test_awkward_tokens(cli: Cli) -> None:

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 
 from gattn_viz import Prompt, Run, sink_stats
+from gattn_viz.cli import sink_stats as sink_stats_command
+from gattn_viz.metrics.measures import SINK_MEASURES
 from tests.cli.conftest import Cli
 
 PROMPT = ("-p", "the cat sat on the mat", "-p", "the dog")
@@ -32,8 +34,12 @@ def test_messages_go_to_stderr_and_name_each_checkpoint(cli: Cli, tiny_trio: Pat
     done = cli("sink-stats", *PROMPT)
     lines = done.err.splitlines()
     assert lines == [
-        f"{variant} -> directory {tiny_trio / variant}, float32 on cpu, 3 layers of 4 heads"
+        line
         for variant in ("baseline", "gate_headwise", "gate_elementwise")
+        for line in (
+            f"{variant} -> directory {tiny_trio / variant}, float32 on cpu, 3 layers of 4 heads",
+            f"{variant} attention: blocks of rows, float32",
+        )
     ]
     assert cli("sink-stats", "-q", *PROMPT).err == ""
 
@@ -90,6 +96,9 @@ def test_a_terminal_gets_tables(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert done.code == 0
     for text in ("baseline", "gate_elementwise", "first-token mass", "uniform null", "first query left out"):
         assert text in done.out
+    named = cli("sink-stats", *PROMPT, "--measures", "row_max", "--per-prompt").out
+    assert "row max" in named
+    assert "first-token mass" not in named
     # a format that is asked for is what comes, terminal or not
     assert cli("sink-stats", *PROMPT, "--format", "csv").out.startswith("model,layer,head,")
 
@@ -100,6 +109,88 @@ def test_prompts_from_a_file_and_from_stdin(cli: Cli, tmp_path: Path, monkeypatc
     assert table(cli(*by_prompt, "--prompts", "prompts.jsonl").out).prompt.tolist() == ["a", "line-2"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\nthe dog\n")))
     assert len(table(cli(*by_prompt, "--prompts", "-").out)) == 2
+
+
+def test_a_whole_file_is_one_prompt(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "book.txt").write_bytes("\ufeffthe cat\r\n\r\nsat \u2028 on\n".encode())
+    one = ("sink-stats", "-m", "baseline", "--by", "model", "--per-prompt", "--whole-file")
+    row = table(cli(*one, "--prompts", "book.txt").out)
+    assert row.prompt.tolist() == ["book"]
+    # the line breaks are part of it
+    as_text = table(cli("sink-stats", "-m", "baseline", "--by", "model", "-p", "the cat\n\nsat \u2028 on\n").out)
+    assert row.tokens.tolist() == as_text.tokens.tolist()
+    assert row.perplexity.tolist() == as_text.perplexity.tolist()
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n{\nthe dog\n")))
+    assert table(cli(*one, "--prompts", "-").out).prompt.tolist() == ["stdin"]
+
+
+def test_a_whole_file_that_is_none(cli: Cli, tmp_path: Path) -> None:
+    def failed(code: int, *arguments: str) -> str:
+        done = cli("sink-stats", "--whole-file", *arguments)
+        assert done.code == code
+        return " ".join(done.err.replace("│", " ").split())
+
+    assert "--whole-file goes with --prompts FILE" in failed(2, "-p", "the cat")
+    (tmp_path / "p.jsonl").write_text('{"text": "the cat sat"}\n')
+    assert "'p.jsonl' is JSON Lines, a prompt a line; expected a text file" in failed(1, "--prompts", "p.jsonl")
+    (tmp_path / "empty.txt").write_text("\n \n")
+    assert "prompts file 'empty.txt': the text is only white space" in failed(1, "--prompts", "empty.txt")
+    (tmp_path / "latin.txt").write_bytes(b"caf\n\xe9")
+    assert "prompts file 'latin.txt', line 2: byte 0xe9 is not UTF-8" in failed(1, "--prompts", "latin.txt")
+
+
+def test_measures_that_are_named(cli: Cli) -> None:
+    everything = table(cli("sink-stats", *PROMPT, "--by", "layer").out)
+    for arguments in (["--measures", "row_max,entropy"], ["--measures", "row_max", "--measures", "entropy"]):
+        some = table(cli("sink-stats", *PROMPT, "--by", "layer", *arguments).out)
+        rest = ["n_prompts", "n_queries", "tokens", "first_row"]
+        assert list(some) == ["model", "layer", "entropy", "row_max", *rest]
+        pd.testing.assert_frame_equal(some, everything[list(some)], rtol=1e-4)
+
+
+def test_the_help_names_every_measure(cli: Cli) -> None:
+    assert sink_stats_command.MEASURES.split(", ") == [measure.name for measure in SINK_MEASURES]
+    assert "perplexity" in cli("sink-stats", "--help").out
+
+
+def test_intervals(cli: Cli, tiny_trio: Path) -> None:
+    arguments = ("sink-stats", "-m", "baseline", *PROMPT, "--by", "layer", "--ci", ".8", "--resamples", "50")
+    done = table(cli(*arguments, "--seed", "4").out)
+    expected = sink_stats(
+        "baseline", ["the cat sat on the mat", Prompt("prompt-2", "the dog")], by="layer", ci=0.8, seed=4,
+        resamples=50, run=Run(checkpoints=str(tiny_trio)),
+    )  # fmt: skip
+    pd.testing.assert_frame_equal(done, expected, rtol=1e-6, check_dtype=False)
+    assert done[["ci", "ci_seed", "ci_resamples"]].drop_duplicates().to_numpy().tolist() == [[0.8, 4, 50]]
+    other = table(cli(*arguments).out)
+    assert other.ci_seed.tolist() == [0, 0, 0]
+    assert not other.equals(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--measures", "entropy,entrpy"], "no measure 'entrpy'; expected all, or some of first_token_mass,"),
+        (["--ci", "95"], "ci is 95.0; expected a level between 0 and 1, such as .95"),
+        (["--ci", "0"], "ci is 0.0; expected"),
+        (["--ci", ".95", "--per-prompt"], "a row that is one prompt has no interval"),
+        (["--ci", ".95", "--measures", "max_activation"], "ci is given, but max_activation has no interval"),
+        (["--ci", ".95", "--seed", "-1"], "--seed"),
+        (["--chunk", "0"], "--chunk"),
+    ],
+)
+def test_wrong_use(cli: Cli, arguments: list[str], said: str) -> None:
+    done = cli("sink-stats", *PROMPT, *arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert said in " ".join(done.err.replace("│", " ").split())
+
+
+def test_a_chunk_changes_no_number(cli: Cli) -> None:
+    whole = table(cli("sink-stats", *PROMPT).out)
+    chunked = table(cli("sink-stats", *PROMPT, "--chunk", "3").out)
+    pd.testing.assert_frame_equal(chunked, whole, rtol=1e-3)
 
 
 def test_a_dash_is_stdout(cli: Cli, tmp_path: Path) -> None:

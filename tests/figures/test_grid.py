@@ -15,7 +15,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.figures.grid import Panel, map_grid, wrap_panels
+from gattn_viz.figures.grid import map_grid, wrap_panels
+from gattn_viz.figures.panel import Panel, Positions
 from gattn_viz.figures.save import save_figure
 from gattn_viz.figures.scale import ColorScale
 from gattn_viz.figures.style import StyleKind
@@ -45,7 +46,7 @@ def words(tokens: int) -> list[str]:
 
 
 def panel(values: np.ndarray, title: str = "layer 1", labels: Sequence[str] | None = None) -> Panel:
-    return Panel(values, labels or words(len(values)), title)
+    return Panel.whole(values, labels or words(len(values)), title)
 
 
 def texts(figure: Figure) -> list[Text]:
@@ -170,13 +171,93 @@ def test_titles_stand_once_only_if_every_column_shares_them(attention: Attention
     assert titles == ["layer 1", "a", "layer 1", "b"]
 
 
+def part(rows: Positions, columns: Positions, title: str = "layer 1") -> Panel:
+    return Panel(np.random.default_rng(0).random((len(rows), len(columns))), rows, columns, title)
+
+
+def box(figure: Figure) -> tuple[float, float]:
+    """Width and height of the first map, in inches."""
+    extent = figure.axes[0].get_window_extent()
+    return extent.width / figure.dpi, extent.height / figure.dpi
+
+
+POOLED = Positions(1, 8192, 16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (POOLED, Positions(2, 8192, 16)),
+        (Positions(1000, 1200, labels=words(201)), Positions(1, 150, labels=words(150))),
+        (Positions(700, 720, labels=HARD + words(10)), Positions(690, 740, labels=words(51))),
+        (Positions(700, 700, labels=["␣word"]), Positions(1, 700, 2)),
+        (POOLED, Positions(1, 1, labels=["<|bos|>"])),
+        (POOLED, Positions(1, 8, labels=words(8))),
+    ],
+    ids=["pooled", "zoom", "tokens", "one query", "one key", "few keys"],
+)
+def test_views_are_tidy(rows: Positions, columns: Positions) -> None:
+    panels = [[part(rows, columns, f"layer {n}") for n in (1, 28)] for _ in range(2)]
+    names = ["baseline", "gate_elementwise"]
+    figure = map_grid(panels, title=TITLE, footnote=TITLE, row_labels=names)
+    assert_tidy(figure)
+    width, height = box(figure)
+    assert width >= len(columns) / 151
+    assert height >= len(rows) / 151
+    assert max(figure.get_size_inches()) < 12
+    assert {t.get_text().replace("\n", "") for t in figure.texts} >= set(names)  # none is shortened
+
+
+def test_cells_are_square_unless_labels_need_room() -> None:
+    def ratio(rows: int, columns: int) -> float:
+        width, height = box(map_grid([[part(Positions(1, rows), Positions(1, columns))]], title=TITLE))
+        return (height / rows) / (width / columns)
+
+    assert ratio(512, 512) == pytest.approx(1)
+    assert ratio(512, 300) == pytest.approx(1)
+    assert ratio(60, 100) == pytest.approx(1)
+    assert ratio(3, 60) > 1.3
+    assert ratio(60, 3) < 0.75
+
+
+def test_maps_of_different_shape_fill_their_places() -> None:
+    panels = [[part(POOLED, POOLED), part(Positions(1, 300), Positions(2, 300))]]
+    figure = map_grid(panels, title=TITLE)
+    first, second = (ax.get_window_extent() for ax in figure.axes[:2])
+    assert (first.width, first.height) == pytest.approx((second.width, second.height))
+    assert first.width == pytest.approx(first.height)
+    assert_tidy(figure)
+
+
+def test_strips_stand_below_each_other() -> None:
+    strips = [part(Positions(700, 700), Positions(1, 700, 2), f"layer {n}") for n in range(28)]
+    assert [len(row) for row in wrap_panels(strips[:4])] == [1] * 4
+    assert [len(row) for row in wrap_panels(strips)] == [4] * 7
+    assert_tidy(map_grid(wrap_panels(strips), title=TITLE))
+
+
+def test_width_of_views() -> None:
+    for rows, columns in ((Positions(1, 60), Positions(1, 3)), (Positions(1, 3), Positions(1, 60))):
+        figure = map_grid([[part(rows, columns)] * 3], title=TITLE, kind="paper", width=6.9)
+        assert figure.get_size_inches()[0] == pytest.approx(6.9)
+        assert_tidy(figure)
+
+
+def test_bar_has_no_tick_beyond_its_range(attention: Attention) -> None:
+    figure = map_grid([[panel(attention(5) * 0.513)]], title=TITLE, scale=ColorScale("sqrt", 0, 0.513))
+    figure.canvas.draw()
+    ticks = figure.axes[-1].get_yticks()
+    assert len(ticks) > 2
+    assert max(ticks) <= 0.513
+    assert_tidy(figure)
+
+
 def test_values_that_have_no_range() -> None:
     blank = [np.full((4, 4), v) for v in (0.25, 0.0, np.nan)]
     figure = map_grid([[panel(v, str(n)) for n, v in enumerate(blank)]], title=TITLE)
     assert_tidy(figure)
     assert figure.axes[0].images[0].norm.vmax == 0.25
     assert_tidy(map_grid([[panel(blank[2])]], title=TITLE))
-    assert_tidy(map_grid([[panel(np.eye(1))]], title=TITLE, drop_first=True))
 
 
 def test_width(attention: Attention) -> None:
@@ -236,9 +317,10 @@ def test_no_display(tmp_path: Path) -> None:
     """Neither a display nor a chosen backend is needed, and pyplot is not started."""
     code = """
 import sys, numpy as np
-from gattn_viz.figures.grid import Panel, map_grid
+from gattn_viz.figures.grid import map_grid
+from gattn_viz.figures.panel import Panel
 from gattn_viz.figures.save import save_figure
-figure = map_grid([[Panel(np.eye(2), ["a", "b"], "layer 1")]], title="t")
+figure = map_grid([[Panel.whole(np.eye(2), ["a", "b"], "layer 1")]], title="t")
 for kind in ("png", "pdf", "svg"):
     save_figure(figure, f"{sys.argv[1]}/a.{kind}")
 assert "torch" not in sys.modules

@@ -1,0 +1,1 @@
+"""How long attention statistics take and how much memory, ours and other tools', against a plain forward pass."""
