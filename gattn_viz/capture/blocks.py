@@ -170,7 +170,6 @@ class _KVHead:
         )
         if self.keys_as_values:
             self.values = torch.cat([self.values, attention.k[index]], -1)
-            self.mean_key = torch.empty_like(self.q)  # e K
         self.bias = None if attention.bias is None else attention.bias[:, index]
         self.sink_logit = None if attention.sink_logit is None else attention.sink_logit[index]
         self.buffers = buffers
@@ -186,6 +185,8 @@ class _KVHead:
         self.largest = self.q.new_empty(each_row)
         self.scores_mean = self.q.new_empty(each_row)  # sum_k e s
         self.received = self.q.new_zeros(self.group, attention.k.shape[1])
+        if output is not None:
+            self.product = self.q.new_empty(*each_row, self.values.shape[-1])  # e V, or e [V K]
 
     def take(self, rows: range, columns: range, hidden: _Hidden) -> None:
         """Compute a block's scores and exponentials, and what follows from them."""
@@ -193,11 +194,7 @@ class _KVHead:
         self._exponentiate(hidden)
         by_row = self.e.view(-1, self.e.shape[-1])  # (R * G, C)
         if self.output is not None:
-            product = (by_row @ self.values[self.columns]).view(*self.e.shape[:2], -1)
-            width = self.output.shape[-1]
-            self.output[self.rows] = product[..., :width]
-            if self.keys_as_values:
-                self.mean_key[self.rows] = product[..., width:]
+            torch.mm(by_row, self.values[self.columns], out=self.product[self.rows].flatten(0, 1))
         if "first_token" in self.needs and self.attention.first_key + columns.start == 0:
             self.first_token[self.rows] = self.e[..., 0]
         if "row_max" in self.needs:
@@ -217,7 +214,8 @@ class _KVHead:
         """Divide by the sums of exponentials, and add up; `seen` (Q,) is how many keys each query sees."""
         over_total = self._over_total(slice(None))
         assert self.output is not None
-        self.output.mul_(over_total[..., None])
+        width = self.output.shape[-1]
+        torch.mul(self.product[..., :width], over_total[..., None], out=self.output)
         if sums is None:
             return
         if "first_token" in self.needs:
@@ -228,7 +226,7 @@ class _KVHead:
             sums.add_row_max(self.heads, (self.largest * over_total).T)
         if "entropy" in self.needs:
             if self.keys_as_values:
-                torch.sum(self.mean_key.mul_(self.q), -1, out=self.scores_mean)
+                torch.sum(self.product[..., width:].mul_(self.q), -1, out=self.scores_mean)
             log_total = self.shift - over_total.log()
             entropy = (self.total * log_total - self.scores_mean) * over_total
             sums.add_entropy(self.heads, entropy.T, seen)

@@ -20,6 +20,7 @@ from torch import Tensor
 from gattn_viz.capture import fused
 from gattn_viz.capture.attention import Attention
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
+from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.layer import LayerSums, Need
 from gattn_viz.metrics.median import MagnitudeHistogram, median
 from gattn_viz.metrics.pooling import MapBuilder, MapView
@@ -181,6 +182,10 @@ class Collector:
 
     def _partials(self, layer: int) -> list[_Partial]:
         if layer not in self.running:
+            if layer in self.layers_seen:
+                raise GattnVizError(
+                    f"layer {layer + 1} runs more than once in a forward pass: looped models are not supported"
+                )
             self.layers_seen.add(layer)
             self.running[layer] = [_Partial(place.stop - place.start) for place in self.places]
         return self.running[layer]

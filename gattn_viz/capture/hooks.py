@@ -30,11 +30,12 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def backbone(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without its language-model head."""
-    if model.base_model is not model:
-        return model.base_model
-    layers = decoder_layers(model)  # Llama 4's does not say what its base model is
+def backbone(model: PreTrainedModel) -> nn.Module:
+    """The module that runs the layers: from token ids to the last hidden state, without the language-model head.
+
+    In most families it is `base_model`, in some that holds it, or is the model itself.
+    """
+    layers = decoder_layers(model)
     return next(module for module in model.modules() if any(child is layers for child in module.children()))
 
 

@@ -21,11 +21,11 @@ def next_token_loss(
 ) -> float:
     """The sum of -log p(next token), in nats, over the tokens of one sequence that are in a chunk.
 
-    The model's own forward turns hidden states into logits, with whatever scale or softcap it has: only its base
-    model, which has run already, is passed over.
+    The model's own forward turns hidden states into logits, with whatever scale or softcap it has: only its
+    backbone, which has run already, is passed over.
 
     Args:
-        outputs: of the base model for the chunk; `last_hidden_state` is (B, Q, hidden).
+        outputs: of the backbone for the chunk; `last_hidden_state` is (B, Q, hidden).
         input_ids: (T,), the whole sequence with its padding.
         place: where its real tokens are.
         chunk: which places the outputs are of.

@@ -14,6 +14,13 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
+from gattn_viz.errors import GattnVizError
+
+
+class _NotATensor(GattnVizError, AttributeError):
+    """A layer computes with its mask. (An AttributeError too, so that `hasattr` can ask.)"""
+
+
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(sequence, head, query, key) indices -> whether the query sees the key, as transformers defines it."""
 
@@ -69,6 +76,14 @@ class LazyMask:
         """Itself: accelerate moves whatever a layer is given to the layer's device."""
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _NotATensor(
+            f"this model's layers compute with their attention mask (its {name!r}), which is a rule here and no "
+            "tensor: its attention cannot be captured"
+        )
+
     def __getitem__(self, index: object) -> LazyMask:
         """Itself: some layers cut their mask to the keys that they have, which it ends at anyway."""
         return self
@@ -91,8 +106,17 @@ def lazy_mask(
 
     `allow_is_causal_skip` is False when something was laid over the rule (blocks that see each other, packed
     sequences): nothing is then supposed about it.
+
+    Raises:
+        GattnVizError: the cache's layers are of another kind than the mask.
     """
     known = allow_is_causal_skip
+    oldest = 0 if local_size is None else max(q_offset - local_size + 1, 0)
+    if kv_offset > oldest:
+        raise GattnVizError(
+            f"the model's cache has let go of keys that its queries see (it starts at {kv_offset + 1}, they at "
+            f"{oldest + 1}); expected all of them: run without chunks"
+        )
     within = mask_function is causal_mask_function or (
         local_size is not None and q_offset + q_length <= local_size
     )

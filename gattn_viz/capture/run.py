@@ -22,7 +22,7 @@ from gattn_viz.capture.attention import IMPLEMENTATION, active_taker
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
 from gattn_viz.capture.hooks import backbone, decoder_layers, gated_attention, hooked
 from gattn_viz.capture.loss import next_token_loss
-from gattn_viz.errors import GattnVizError
+from gattn_viz.errors import GattnVizError, first_line
 
 PromptCapture = dict[int, LayerCapture]
 """A prompt's captures by layer, from 1."""
@@ -135,7 +135,9 @@ def capture_batch(
     # left padding shifts a prompt's tokens; their positions must not shift with them
     positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     losses = [0.0] * len(places)
-    cached = _cache_arguments(model, base) if step < length else {"use_cache": False}
+    if step < length:
+        check_cache(model)
+    cached = _cache_arguments(model) if step < length else {"use_cache": False}
     with torch.no_grad(), evaluating(model), capturing(model), hooked(model, collector):
         token = active_taker.set(collector)
         try:
@@ -161,9 +163,37 @@ def capture_batch(
     return losses if request.loss else None
 
 
-def _cache_arguments(model: PreTrainedModel, base: PreTrainedModel) -> dict[str, Any]:
+def check_cache(model: PreTrainedModel) -> None:
+    """Show on six tokens that the model goes on from its cache as if it had not been interrupted.
+
+    Not every family does: some recurrent layers begin anew with each pass of several tokens.
+
+    Raises:
+        GattnVizError: it does not.
+    """
+    base = backbone(model)
+    device = model.get_input_embeddings().weight.device
+    ids = torch.arange(6, device=device)[None] % model.get_input_embeddings().weight.shape[0]
+    refusal = f"{type(model).__name__} does not go on from its cache as if it had not been interrupted"
+    with torch.no_grad(), evaluating(model):
+        whole = base(input_ids=ids, use_cache=False).last_hidden_state
+        try:
+            cached = _cache_arguments(model)
+            parts = [base(input_ids=part, **cached).last_hidden_state for part in ids.split(3, dim=1)]
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            raise GattnVizError(f"{refusal} ({first_line(error)}): run without chunks") from error
+    off = float((torch.cat(parts, 1) - whole).abs().max() / whole.abs().max())
+    allowed = max(1e-3, 6 * torch.finfo(whole.dtype).eps)
+    if off > allowed:
+        raise GattnVizError(
+            f"{refusal} (off by {off:.2g} of the largest hidden state, expected at most {allowed:.2g}): run "
+            "without chunks"
+        )
+
+
+def _cache_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """What makes one forward pass go on where the last one ended."""
-    name = "cache" if "cache" in signature(base.forward).parameters else "past_key_values"
+    name = "cache" if "cache" in signature(backbone(model).forward).parameters else "past_key_values"
     return {"use_cache": True, name: DynamicCache(config=model.config)}
 
 

@@ -199,14 +199,55 @@ FAMILIES: dict[str, Family] = {
             "embedding_multiplier": 2.0,
         },
     ),
+    # calls a part of its base model, and has absolute positions
+    "opt": Family(
+        "OPTForCausalLM",
+        "OPTConfig",
+        CAUSAL,
+        {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3, "dropout": 0.0},
+        norm="model.decoder.final_layer_norm",
+        list="model.decoder.layers",
+    ),
     **{variant: Family("", "", dict.fromkeys((1, 2, 3), everything)) for variant in GATES},
+}
+
+# What need not work, but must not give wrong numbers.
+UNUSUAL: dict[str, Family] = {
+    # its cache goes on from one token to the next, but not from one chunk to the next
+    "jamba": Family(
+        "JambaForCausalLM",
+        "JambaConfig",
+        {2: everything},
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "use_mamba_kernels": False,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    # takes a cache of its own only
+    "minimax": Family(
+        "MiniMaxForCausalLM",
+        "MiniMaxConfig",
+        {1: everything},
+        {"num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+    # a key of Mistral's left in a config.json: the cache heeds it, the mask does not
+    "llama_with_a_window": Family("LlamaForCausalLM", "LlamaConfig", CAUSAL, {"sliding_window": 9}),
+    # computes with its mask
+    "doge": Family("DogeForCausalLM", "DogeConfig", CAUSAL),
+    # goes through its layers twice
+    "dory": Family("DoryForCausalLM", "DoryConfig", CAUSAL, {"num_experts": 4, "num_experts_per_tok": 2}),
 }
 
 
 @cache
 def family_model(name: str) -> PreTrainedModel:
     """The model of a family, in float32, the same at each call: leave it as it was."""
-    family = FAMILIES[name]
+    family = (FAMILIES | UNUSUAL)[name]
     torch.manual_seed(0)
     if not family.model:
         model: PreTrainedModel = tiny_model(name, max_position_embeddings=2048, qkv_bias=True)

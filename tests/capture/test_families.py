@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,10 +26,12 @@ from transformers.masking_utils import eager_mask
 from gattn_viz.capture import collector, fused
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import capture_batch, stream
+from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.layer import NEEDS, LayerSums, Need
 from gattn_viz.metrics.pooling import MapView
 from tests.capture.families import (
     FAMILIES,
+    UNUSUAL,
     Visible,
     decoder_list,
     everything,
@@ -108,14 +111,14 @@ def eager(name: str, tokens: int) -> Eager:
 
 @dataclass
 class Exact:
-    """The first layer's attention from its own queries, keys and values, in float64."""
+    """A layer's attention from its own queries, keys and values, in float64."""
 
     weights: Tensor  # (H, T, T)
     values: Tensor  # (H, T, D)
 
 
 def exact_attention(model: PreTrainedModel, prompt: list[int]) -> list[Exact]:
-    """Run the model with an attention of our own, which follows the formula and nothing else."""
+    """Each layer's, of a run with an attention of our own that follows the formula and nothing else."""
     seen: list[Exact] = []
 
     def attend(
@@ -230,8 +233,10 @@ class Ours:
 
     @property
     def hidden(self) -> Tensor:
-        """(T, hidden), of a single prompt."""
-        return torch.cat(self.passes, 1)[0]
+        """(T, hidden), of a single prompt; capture may run the model on a few tokens before."""
+        [layers] = self.layers
+        tokens = next(iter(layers.values())).sums.tokens
+        return torch.cat(self.passes, 1)[0, -tokens:]
 
 
 def run(name: str, model: PreTrainedModel, prompts: list[list[int]], request: Request, **options: Any) -> Ours:
@@ -242,6 +247,7 @@ def run(name: str, model: PreTrainedModel, prompts: list[list[int]], request: Re
 
     def on_layer(prompt: int, layer: LayerCapture) -> None:
         assert prompt not in finished
+        assert layer.layer not in layers[prompt]
         layers[prompt][layer.layer] = layer
 
     def on_prompt(prompt: int, loss: float | None) -> None:
@@ -452,7 +458,8 @@ class TestPadding:
 class TestChunkedPrefill:
     def test_is_one_pass_in_parts(self, name: str, chunk: int, tokens: int) -> None:
         found = run(name, family_model(name), [prompt_of(tokens)], everything_of(name), chunk=chunk)
-        assert [part.shape[1] for part in found.passes] == [len(part) for part in _parts(tokens, chunk)]
+        parts = [len(part) for part in _parts(tokens, chunk)]
+        assert [part.shape[1] for part in found.passes][-len(parts) :] == parts
         assert_close_to_largest(found.hidden, eager(name, tokens).hidden)
         assert_same(found.layers[0], ours(name, tokens).layers[0], of_median=1e-3)
         assert found.losses[0] == pytest.approx(eager(name, tokens).loss, rel=TOLERANCE)
@@ -514,7 +521,7 @@ class TestLowPrecision:
         for seed in range(5):
             prompt = prompt_of(self.TOKENS, seed)
             truth, theirs = run_eagerly(name, high, prompt), run_eagerly(name, low, prompt)
-            ours = run(name, low, [prompt], Request(maps=frozenset({first})))
+            ours = run(name, low, [prompt], Request(maps=frozenset({first}), needs=NEEDS))
             maps = ours.layers[0][first].probabilities
             of_maps.append(error(maps, truth.weights[first]) / error(theirs.weights[first], truth.weights[first]))
             of_hidden.append(error(ours.hidden, truth.hidden) / error(theirs.hidden, truth.hidden))
@@ -579,6 +586,39 @@ class TestExtremeScores:
         with torch.no_grad():
             model.model.layers[0].self_attn.sinks.copy_(torch.tensor([-100.0, 3.0, 40.0, 120.0]))
         self.check("gpt_oss", model, 2e-4)
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_right_or_refused(name: str, chunk: int | None) -> None:
+    """A model that capture cannot follow is an error for a person, not a wrong number nor a traceback."""
+    if not hasattr(transformers, UNUSUAL[name].config):
+        pytest.skip("not in this version of transformers")
+    model, prompt = family_model(name), prompt_of(70)
+    layers: list[LayerCapture] = []
+    losses: list[float | None] = []
+    request = Request(maps=frozenset(UNUSUAL[name].layers), needs=NEEDS, loss=True)
+    try:
+        stream(
+            model,
+            [prompt],
+            request,
+            lambda prompt, layer: layers.append(layer),
+            lambda prompt, loss: losses.append(loss),
+            chunk=chunk,
+        )
+    except GattnVizError:
+        return
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        out = model(ids, labels=ids, use_cache=False, output_attentions=True)
+    assert [layer.layer for layer in layers] == list(UNUSUAL[name].layers)
+    weights = [weights[0] for weights in out.attentions if weights.shape[-1] == len(prompt)]
+    for layer, expected in zip(layers, weights, strict=True):
+        torch.testing.assert_close(layer.probabilities, expected, atol=TOLERANCE, rtol=0)
+        assert_sums(layer.sums, statistics(expected, everything), everything, NEEDS)
+    assert losses == [pytest.approx(float(out.loss) * (len(prompt) - 1), rel=TOLERANCE)]
 
 
 FUSED = [name for name in FAMILIES if everything in FAMILIES[name].layers.values() and name not in WITHOUT_SDPA]
