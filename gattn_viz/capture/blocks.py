@@ -35,8 +35,8 @@ LEAST_ROWS, MOST_ROWS = 16, 128
 # Up to this width of keys, a product of e with them costs less than one more pass over scores and exponentials.
 NARROW = 32
 
-# Sums of exponentials that float32 holds well enough without the largest score taken out.
-LEAST_SUM, LARGEST_SUM = 1e-20, 1e36
+# Sums of exponentials that float32 holds well enough without the largest score taken out, times values too.
+LEAST_SUM, LARGEST_SUM = 1e-20, 1e28
 
 
 @dataclass
@@ -228,7 +228,8 @@ class _KVHead:
             if self.keys_as_values:
                 torch.sum(self.product[..., width:].mul_(self.q), -1, out=self.scores_mean)
             log_total = self.shift - over_total.log()
-            entropy = (self.total * log_total - self.scores_mean) * over_total
+            # the difference of two numbers as large as scores may be a little below 0
+            entropy = ((self.total * log_total - self.scores_mean) * over_total).clamp_min(0)
             sums.add_entropy(self.heads, entropy.T, seen)
 
     def _exponentiate(self, hidden: _Hidden) -> None:
