@@ -29,16 +29,18 @@ def start() -> None:
     log.propagate = False
 
 
-def set_quiet(quiet: bool) -> None:
-    """Leave out everything but errors."""
+def set_quiet(quiet: bool) -> bool:
+    """Leave out everything but errors. The value is given back: an option's callback says what the option is."""
     if quiet:
         log.setLevel(logging.ERROR)
+    return quiet
 
 
-def set_debug(on: bool) -> None:
+def set_debug(on: bool) -> bool:
     """Show tracebacks."""
     global debug
     debug = debug or on
+    return on
 
 
 @contextmanager

@@ -133,6 +133,17 @@ def test_debug_shows_the_traceback(cli: Cli) -> None:
             cli(*arguments)
 
 
+def test_quiet_reaches_the_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gattn_viz.cli import messages
+
+    seen = []
+    progress = messages.progress
+    monkeypatch.setattr(messages, "progress", lambda quiet: seen.append(quiet) or progress(quiet))
+    for arguments in ([], ["-q"]):
+        assert cli("sink-stats", "-m", "baseline", "-p", "the cat", *arguments).code == 0
+    assert seen == [False, True]
+
+
 def test_an_unexpected_error_is_one_line_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("by\nzero")
