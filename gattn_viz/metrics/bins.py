@@ -71,7 +71,7 @@ class Bins:
         return found
 
     def share_below(self, counts: Counts, thresholds: Array) -> Array:
-        """(H,): the share of each head's numbers below its own threshold of at least 2^low.
+        """(H,): the share of each head's numbers below its own threshold, which is not in the first bin.
 
         It is the share below a threshold that is at most 2^-bits off; numbers within a bin count as evenly spread.
         """

@@ -27,7 +27,7 @@ SMALL = (1e-2, 1e-3)
 """Below which an output element is small."""
 
 OUTPUT_BINS = Bins(low=-10, high=22, bits=6)
-"""Of the abs of output elements: from below the least of `SMALL`, each at most 1/64 of its value wide."""
+"""Of the abs of output elements, each at most 1/64 of its value wide; the least of `SMALL` is in the second."""
 
 
 @dataclass(frozen=True)
