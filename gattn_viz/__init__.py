@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gattn_viz.drawing import draw_grid, draw_maps
     from gattn_viz.errors import GattnVizError
+    from gattn_viz.metrics.gate_measures import GateOptions
     from gattn_viz.metrics.measures import Options
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
-    from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, sink_stats
+    from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, gate_stats, gate_tokens, sink_stats
     from gattn_viz.prompts import Prompt, read_prompts
 
 __version__ = version("gattn-viz")
 
 _HOMES = {
     "AttentionMaps": "pipeline",
+    "GateOptions": "metrics.gate_measures",
     "GattnVizError": "errors",
     "MapView": "metrics.pooling",
     "Options": "metrics.measures",
@@ -32,6 +34,8 @@ _HOMES = {
     "attention_maps": "pipeline",
     "draw_grid": "drawing",
     "draw_maps": "drawing",
+    "gate_stats": "pipeline",
+    "gate_tokens": "pipeline",
     "load": "models.loading",
     "read_prompts": "prompts",
     "resolve": "models.names",
@@ -40,6 +44,7 @@ _HOMES = {
 
 __all__ = [
     "AttentionMaps",
+    "GateOptions",
     "GattnVizError",
     "MapView",
     "Options",
@@ -48,6 +53,8 @@ __all__ = [
     "attention_maps",
     "draw_grid",
     "draw_maps",
+    "gate_stats",
+    "gate_tokens",
     "load",
     "read_prompts",
     "resolve",

@@ -58,12 +58,15 @@ def table_rows(sums: ModelSums, by: By = "head", prompt: str | None = None) -> R
             columns[measure.name] = _most_frequent(sums, measure.name, row_of_unit)
         elif measure.combine == "largest":
             columns[measure.name] = _over_heads(sums.largest.value[:, None], sums.layer, by)[:, 0]
+        elif measure.combine == "pooled":
+            assert measure.function is not None
+            values = [measure.function(sums.pooled[layer], sums.options) for layer in layers]
+            columns[measure.name] = _over_heads(np.concatenate(values)[:, None], sums.layer, by)[:, 0]
         else:
             columns[measure.name] = _at_largest(sums, measure.name, row_of_unit)
             if measure.name == "max_activation_ratio" and by == "model":  # as the maximum itself
                 columns[measure.name] = _at_largest(sums, measure.name, sums.layer).mean()
-    columns |= {"n_prompts": sums.n_prompts, "n_queries": sums.n_queries, "tokens": sums.tokens}
-    columns["first_row"] = sums.options.first_row
+    columns |= sums.options.columns(sums.n_prompts, sums.n_queries, sums.tokens)
     if sums.bootstrap is not None:
         columns |= {
             "ci": sums.bootstrap.level,

@@ -1,4 +1,4 @@
-"""Write the README's table of measures from the table that the code uses.
+"""Write the README's tables of measures from the tables that the code uses.
 
 python scripts/readme_tables.py
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gattn_viz.metrics.measures import SINK_MEASURES
+from gattn_viz.metrics.gate_measures import GATE_MEASURES
+from gattn_viz.metrics.measures import SINK_MEASURES, Measure
 
 README = Path(__file__).parents[1] / "README.md"
 OVER_PROMPTS = {
@@ -19,14 +20,15 @@ OVER_PROMPTS = {
     "largest": "largest",
     "at largest": "of the largest",
     "most frequent": "most frequent",
+    "pooled": "pooled",
 }
-BEGIN, END = "<!-- measures: begin -->\n", "<!-- measures: end -->\n"
+TABLES = {"measures": SINK_MEASURES, "gate measures": GATE_MEASURES}
 
 
-def measures_table() -> str:
+def measures_table(measures: tuple[Measure, ...]) -> str:
     """The measures as a Markdown table."""
     lines = ["| column | unit | range | over prompts | definition | source |", "|---|---|---|---|---|---|"]
-    for measure in SINK_MEASURES:
+    for measure in measures:
         low = "" if measure.low is None else f"{measure.low:g}"
         span = f"{low} and up" if measure.high is None else f"{low} to {measure.high:g}"
         cells = [f"`{measure.name}`", measure.unit, span, OVER_PROMPTS[measure.combine], measure.definition]
@@ -35,10 +37,13 @@ def measures_table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """The README's text with the table put in."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}{measures_table()}{END}{after}"
+    """The README's text with the tables put in."""
+    for name, measures in TABLES.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+        before, rest = readme.split(begin)
+        _, after = rest.split(end)
+        readme = f"{before}{begin}{measures_table(measures)}{end}{after}"
+    return readme
 
 
 if __name__ == "__main__":

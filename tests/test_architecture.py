@@ -101,7 +101,8 @@ def test_of_the_test(part: str, source: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["-h"], ["--version"], ["maps", "--help"], ["sink-stats", "-h"]]
+    "arguments",
+    [["--help"], ["-h"], ["--version"], ["maps", "--help"], ["sink-stats", "-h"], ["gate-stats", "-h"]],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (

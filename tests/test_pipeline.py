@@ -20,7 +20,8 @@ import gattn_viz
 from gattn_viz import GattnVizError, Options, Prompt, Run, attention_maps, sink_stats
 from gattn_viz.capture.collector import Request
 from gattn_viz.capture.run import stream
-from gattn_viz.metrics.layer import NEEDS, LayerSums
+from gattn_viz.metrics.layer import LayerSums
+from gattn_viz.metrics.measures import SINK_MEASURES
 from gattn_viz.metrics.over_prompts import layer_rows
 from gattn_viz.metrics.pooling import MapView
 from gattn_viz.models.loading import load
@@ -115,7 +116,8 @@ class TestSinkStats:
             table = sink_stats("gate_headwise", PROMPTS, measures=names, by="layer", run=run)
             assert requests[-1] == Request(needs=frozenset(needs), loss=loss)
             pd.testing.assert_frame_equal(table, everything[table.columns], rtol=1e-4, atol=1e-5)
-        assert requests[0] == Request(needs=NEEDS, loss=True)
+        every = frozenset(measure.needs for measure in SINK_MEASURES if measure.needs is not None)
+        assert requests[0] == Request(needs=every, loss=True)
 
     def test_how_attention_was_computed(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
         logging.getLogger("gattn_viz").propagate = True  # the command line turns it off

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from gattn_viz.capture import fused
 from gattn_viz.capture.attention import Attention
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
 from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.gate_sums import GateSums, OutputSums
 from gattn_viz.metrics.layer import LayerSums, Need
 from gattn_viz.metrics.median import MagnitudeHistogram, median
 from gattn_viz.metrics.pooling import MapBuilder, MapView
@@ -30,6 +31,8 @@ Path = Literal["fused", "blocks"]
 """How a layer's attention was computed."""
 
 OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "received", "entropy", "row_max"})
+OF_GATES: frozenset[Need] = frozenset({"gate_scores", "gate_histogram", "output_histogram"})
+OF_OUTPUT: frozenset[Need] = frozenset({"output_before", "output_histogram"})
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Request:
         gates: layers whose gate logits and gate scores are kept.
         outputs: layers whose attention output is kept, before and after the gate.
         loss: the next-token loss of each prompt too.
+        gate_thresholds: scores below the first and above the second are counted.
     """
 
     maps: frozenset[int] = frozenset()
@@ -53,6 +57,7 @@ class Request:
     gates: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
     loss: bool = False
+    gate_thresholds: tuple[float, float] = (0.1, 0.9)
 
 
 @dataclass
@@ -92,6 +97,10 @@ class _Partial:
     map: MapBuilder | None = None
     sums: AttentionSums | None = None
     gate_sum: Tensor | None = None  # (H,), mean over channels, summed over tokens
+    gates: GateSums | None = None
+    gate_tokens: list[Tensor] = field(default_factory=list)  # (Q, H) each
+    output_before: OutputSums | None = None
+    output_after: OutputSums | None = None
     value_norms: list[Tensor] = field(default_factory=list)  # (H, Q) each
     kept: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens_seen: int = 0  # of the residual stream
@@ -153,11 +162,19 @@ class Collector:
     def add_output(self, layer: int, output: Tensor) -> None:
         if layer + 1 in self.request.outputs:
             self._keep(layer, "output_before", output)
+        if OF_OUTPUT & self.request.needs:
+            histogram = "output_histogram" in self.request.needs
+            for partial, tokens in self._each(layer, output):
+                sums = OutputSums.of(tokens, histogram=histogram)
+                partial.output_before = _plus(partial.output_before, sums)
 
     def add_gated_output(self, layer: int, output: Tensor, heads: int) -> None:
         """`output` is (B, Q, H * D), what the output projection receives."""
         if layer + 1 in self.request.outputs:
             self._keep(layer, "output_after", output.unflatten(-1, (heads, -1)))
+        if "output_after" in self.request.needs:
+            for partial, tokens in self._each(layer, output.unflatten(-1, (heads, -1))):
+                partial.output_after = _plus(partial.output_after, OutputSums.of(tokens))
 
     def add_gate(self, layer: int, logits: Tensor, scores: Tensor) -> None:
         """`logits` and `scores` are (B, Q, H, C)."""
@@ -168,6 +185,18 @@ class Collector:
             for partial, tokens in self._each(layer, scores):
                 total = tokens.float().mean(2).sum(0)
                 partial.gate_sum = total if partial.gate_sum is None else partial.gate_sum + total
+        if OF_GATES & self.request.needs:
+            for partial, tokens in self._each(layer, scores):
+                sums = GateSums.of(
+                    tokens,
+                    self.request.gate_thresholds,
+                    begins=partial.gates is None,
+                    histogram="gate_histogram" in self.request.needs,
+                )
+                partial.gates = _plus(partial.gates, sums)
+        if "gate_tokens" in self.request.needs:
+            for partial, tokens in self._each(layer, scores):
+                partial.gate_tokens.append(tokens.float().mean(2))
 
     def end_layer(self, layer: int, residual: Tensor) -> None:
         """The model is through with a layer; `residual` (B, Q, hidden) is the residual stream after it."""
@@ -242,6 +271,10 @@ class Collector:
                 ratio_queries=sums.ratio_queries,
                 row_max=_to_numpy(sums.row_max),
                 gate_mean=None if partial.gate_sum is None else _to_numpy(partial.gate_sum / partial.tokens),
+                gates=partial.gates,
+                gate_tokens=_to_numpy(torch.cat(partial.gate_tokens).T) if partial.gate_tokens else None,
+                output_before=partial.output_before,
+                output_after=partial.output_after,
                 value_norm=_to_numpy(torch.cat(partial.value_norms, 1)) if partial.value_norms else None,
                 max_activation=partial.max_activation,
                 max_activation_position=partial.max_position,
@@ -272,6 +305,13 @@ def _add_fused(sums: AttentionSums, needs: frozenset[Need], attention: Attention
         first_count = attention.first_query + 1
         seen = torch.arange(first_count, first_count + len(lse), device=lse.device)
         sums.add_entropy(every, fused.entropy(attention, lse).flatten(1, 2).T, seen)
+
+
+Sums = TypeVar("Sums", GateSums, OutputSums)
+
+
+def _plus(before: Sums | None, more: Sums) -> Sums:
+    return more if before is None else before + more
 
 
 def _add_residual(partial: _Partial, tokens: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gattn_viz.cli import maps, models, options, sink_stats
+from gattn_viz.cli import gate_stats, maps, models, options, sink_stats
 
 app = typer.Typer(
     name="gattn-viz",
@@ -37,6 +37,8 @@ def main(
     pass
 
 
-for name, command in {"maps": maps, "sink-stats": sink_stats, "models": models}.items():
+COMMANDS = {"maps": maps, "sink-stats": sink_stats, "gate-stats": gate_stats, "models": models}
+
+for name, command in COMMANDS.items():
     run = getattr(command, name.replace("-", "_"))
     app.command(name, help=command.HELP, epilog=command.EXAMPLE)(run)

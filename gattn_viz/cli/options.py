@@ -119,6 +119,21 @@ Chunk = Annotated[
         show_default=False,
     ),
 ]
+By = Annotated[
+    Literal["head", "layer", "model"],
+    typer.Option(help="What a row stands for: a head, the mean of a layer's heads, the mean of a model's layers."),
+]
+PerPrompt = Annotated[bool, typer.Option("--per-prompt", help="A row for each prompt too.")]
+Ci = Annotated[
+    float | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="Confidence intervals of the means, such as .95: a percentile bootstrap over prompts.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap.")]
+Resamples = Annotated[int, typer.Option(min=1, help="Of the bootstrap.")]
 Quiet = Annotated[
     bool,
     typer.Option(

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from gattn_viz.cli import messages, options
-from gattn_viz.errors import GattnVizError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from gattn_viz.cli.table_output import OutputFile, OutputFormat, TableOutput
 
 HELP = (
     "Attention-sink statistics: how much attention the first token takes, layer by layer, head by head.\n\n"
@@ -21,8 +15,6 @@ HELP = (
     "format is asked for. The columns are explained in the README."
 )
 EXAMPLE = "Example: gattn-viz sink-stats -o sinks.csv"
-
-Format = Literal["csv", "json", "parquet"]
 
 # those of the table of measures, which --help must not take the time to import
 MEASURES = (
@@ -56,13 +48,8 @@ def sink_stats(
             show_default=False,
         ),
     ] = None,
-    by: Annotated[
-        Literal["head", "layer", "model"],
-        typer.Option(
-            help="What a row stands for: a head, the mean of a layer's heads, the mean of a model's layers."
-        ),
-    ] = "head",
-    per_prompt: Annotated[bool, typer.Option("--per-prompt", help="A row for each prompt too.")] = False,
+    by: options.By = "head",
+    per_prompt: options.PerPrompt = False,
     first_row: Annotated[
         Literal["exclude", "include"],
         typer.Option(help="Whether the first query, which sees itself alone, counts in first_token_mass."),
@@ -70,49 +57,22 @@ def sink_stats(
     sink_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="The eps of sink_rate: a prompt has a sink above it.")
     ] = 0.3,
-    ci: Annotated[
-        float | None,
-        typer.Option(
-            metavar="LEVEL",
-            help="Confidence intervals of the means, such as .95: a percentile bootstrap over prompts.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 1000,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the table to a file (.csv, .json, .parquet) instead of stdout; - is stdout.",
-            rich_help_panel=options.OUTPUT,
-            show_default=False,
-        ),
-    ] = None,
-    output_format: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            help="Default: by the file's suffix; on stdout csv.",
-            rich_help_panel=options.OUTPUT,
-            show_default=False,
-        ),
-    ] = None,
+    ci: options.Ci = None,
+    seed: options.Seed = 0,
+    resamples: options.Resamples = 1000,
+    output: OutputFile = None,
+    output_format: OutputFormat = None,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    if output == Path("-"):
-        output, output_format = None, output_format or "csv"
-    chosen = _output_format(output, output_format)
+    where = TableOutput(output, output_format)
 
     from gattn_viz import tables
     from gattn_viz.metrics.bootstrap import Bootstrap
     from gattn_viz.metrics.measures import SINK_MEASURES, Options, choose_measures
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline.run import Run
-    from gattn_viz.pipeline.stats import Wanted, measure_sinks
+    from gattn_viz.pipeline.stats import Wanted, measure
 
     with options.wrong_use():
         wanted = Wanted(
@@ -123,7 +83,7 @@ def sink_stats(
             Options(first_row=first_row, sink_threshold=sink_threshold),
         )
     with messages.progress(quiet) as progress:
-        table, sums = measure_sinks(
+        table, sums = measure(
             model or VARIANTS,
             options.chosen_prompts(prompt, prompts, whole_file),
             wanted,
@@ -142,57 +102,9 @@ def sink_stats(
             progress,
         )
 
-    in_terminal = sys.stdout is not None and sys.stdout.isatty()
-    if output is not None:
-        _write_file(table, output, chosen)
-        messages.log.info("wrote %s: %d rows", output, len(table))
-    elif not in_terminal or output_format is not None:
-        _write_stdout(table, chosen)
-        return
-    if in_terminal and not quiet:
+    where.write(table)
+    if where.shows_report and not quiet:
         from gattn_viz.report import print_sink_report
 
         columns = None if wanted.measures == SINK_MEASURES else [measure.name for measure in wanted.measures]
         print_sink_report(tables.summarise(sums, "layer"), tables.summarise(sums, "model"), columns)
-
-
-def _output_format(output: Path | None, asked: Format | None) -> Format:
-    """The format asked for, else that of the file's suffix.
-
-    Raises:
-        typer.BadParameter: the suffix is of no format.
-        GattnVizError: the format's library is not installed.
-    """
-    by_suffix: dict[str, Format] = {"": "csv", ".csv": "csv", ".json": "json", ".parquet": "parquet"}
-    suffix = output.suffix.lower() if output is not None else ""
-    if asked is None and suffix not in by_suffix:
-        raise typer.BadParameter(f"--output {output}: expected .csv, .json or .parquet, or --format beside it")
-    chosen = asked or by_suffix[suffix]
-    if chosen == "parquet" and find_spec("pyarrow") is None:
-        raise GattnVizError(
-            "parquet needs pyarrow, which is not installed; install it with: pip install 'gattn-viz[parquet]'"
-        )
-    return chosen
-
-
-def _write_file(table: pd.DataFrame, path: Path, output_format: Format) -> None:
-    from gattn_viz.files import replacing
-
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(_encode(table, output_format))
-
-
-def _write_stdout(table: pd.DataFrame, output_format: Format) -> None:
-    if sys.stdout is None:
-        raise GattnVizError("standard output is closed; expected somewhere to write to: use --output FILE")
-    sys.stdout.flush()
-    sys.stdout.buffer.write(_encode(table, output_format))
-    sys.stdout.flush()
-
-
-def _encode(table: pd.DataFrame, output_format: Format) -> bytes:
-    if output_format == "csv":
-        return table.to_csv(index=False, float_format="%.7g").encode()
-    if output_format == "json":
-        return (table.to_json(orient="records", indent=2, double_precision=9) + "\n").encode()
-    return table.to_parquet(index=False)

@@ -8,10 +8,15 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gattn_viz.metrics.gate_sums import GateSums, OutputSums
+
 Array = NDArray[np.float64]
 
 
-Need = Literal["first_token", "received", "entropy", "row_max", "gate", "values", "residual"]
+Need = Literal[
+    "first_token", "received", "entropy", "row_max", "gate", "values", "residual",
+    "gate_scores", "gate_histogram", "gate_tokens", "output_before", "output_after", "output_histogram",
+]  # fmt: skip
 """What has to be taken out of a layer for a measure."""
 
 NEEDS: frozenset[Need] = frozenset(get_args(Need))
@@ -32,6 +37,10 @@ class LayerSums:
         ratio_queries: how many queries see two keys or more.
         row_max: (H,), the largest probability of a query, summed over all queries.
         gate_mean: (H,), the mean gate score over tokens and channels; None without a gate too.
+        gates: the gate scores reduced; None without a gate too.
+        gate_tokens: (H, T), each token's mean gate score over channels; None without a gate too.
+        output_before, output_after: the attention output before and after the gate reduced; the second is None
+            without a gate too.
         value_norm: (H, T), the L2 norm of each token's value; a query head has its KV head's.
         max_activation: max abs of the residual stream after the layer. NaN if not asked.
         max_activation_position, max_activation_channel: where that is, 0-based. -1 if not asked.
@@ -48,6 +57,10 @@ class LayerSums:
     ratio_queries: int = 0
     row_max: Array | None = None
     gate_mean: Array | None = None
+    gates: GateSums | None = None
+    gate_tokens: Array | None = None
+    output_before: OutputSums | None = None
+    output_after: OutputSums | None = None
     value_norm: Array | None = None
     max_activation: float = float("nan")
     max_activation_position: int = -1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,9 @@ from gattn_viz.metrics.layer import LayerSums, Need
 
 FirstRow = Literal["exclude", "include"]
 Combine = Literal[
-    "queries", "tokens", "other tokens", "prompts", "predictions", "largest", "at largest", "most frequent"
-]
+    "queries", "tokens", "other tokens", "prompts", "predictions", "largest", "at largest", "most frequent",
+    "pooled",
+]  # fmt: skip
 Array = NDArray[np.float64]
 
 
@@ -44,6 +45,14 @@ class Options:
         if not 0 <= self.sink_threshold <= 1:
             raise GattnVizError(f"sink_threshold is {self.sink_threshold}; expected a number from 0 to 1")
 
+    def queries(self, tokens: int) -> int:
+        """How many queries of a prompt count in `first_token_mass`."""
+        return tokens if self.first_row == "include" else tokens - 1
+
+    def columns(self, n_prompts: int, n_queries: int, tokens: int) -> dict[str, int | str]:
+        """What stands behind the measures: over what they are, and the policy."""
+        return {"n_prompts": n_prompts, "n_queries": n_queries, "tokens": tokens, "first_row": self.first_row}
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -58,13 +67,14 @@ class Measure:
         combine: how the values of several prompts become one. A mean weighs each prompt by its queries (those
             that count under the first-row policy), its tokens, its tokens but the first, or 1; `predictions` is
             exp of the mean of log, by predictions; else it is the largest value, the value where that other
-            measure is largest, or the most frequent one.
+            measure is largest, or the most frequent one. `pooled`: the function takes the sums of all prompts
+            together.
         definition: one line for the README.
         source: where the definition comes from.
     """
 
     name: str
-    function: Callable[[LayerSums, Options], Array] | None
+    function: Callable[[LayerSums, Any], Array] | None
     unit: str
     low: float | None
     high: float | None
@@ -76,17 +86,12 @@ class Measure:
     @property
     def is_mean(self) -> bool:
         """Whether prompts are averaged."""
-        return self.combine not in ("largest", "at largest", "most frequent")
+        return self.combine not in ("largest", "at largest", "most frequent", "pooled")
 
     @property
     def has_interval(self) -> bool:
         """Whether it gets a confidence interval: a mean, and not one of the prompts' lengths alone."""
         return self.is_mean and (self.needs is not None or self.function is None)
-
-
-def count_queries(tokens: int, options: Options) -> int:
-    """How many queries of a prompt count under the first-row policy."""
-    return tokens if options.first_row == "include" else tokens - 1
 
 
 def alpha(sums: LayerSums) -> Array:
@@ -103,7 +108,7 @@ def first_token_mass(sums: LayerSums, options: Options) -> Array:
     if options.first_row == "exclude":
         assert sums.first_row is not None
         received = received - sums.first_row
-    return _divide(received, count_queries(sums.tokens, options))
+    return _divide(received, options.queries(sums.tokens))
 
 
 def uniform_null(sums: LayerSums, options: Options) -> Array:
@@ -114,7 +119,7 @@ def uniform_null(sums: LayerSums, options: Options) -> Array:
     harmonic = float((1 / np.arange(1, sums.tokens + 1)).sum())
     if options.first_row == "exclude":
         harmonic -= 1.0
-    return np.full(sums.heads, _divide(harmonic, count_queries(sums.tokens, options)))
+    return np.full(sums.heads, _divide(harmonic, options.queries(sums.tokens)))
 
 
 def sink_rate(sums: LayerSums, options: Options) -> Array:
@@ -300,23 +305,26 @@ SINK_MEASURES: tuple[Measure, ...] = (
 )  # fmt: skip
 
 
-def choose_measures(names: Sequence[str] | str = "all") -> tuple[Measure, ...]:
+def choose_measures(
+    names: Sequence[str] | str = "all", table: tuple[Measure, ...] = SINK_MEASURES
+) -> tuple[Measure, ...]:
     """The measures of these names, in the table's order; `uniform_null` comes with `first_token_mass`.
 
     Args:
         names: a list, or one text with commas; `all` is every measure.
+        table: where they stand.
 
     Raises:
         GattnVizError: a name that no measure has, or no name.
     """
     wanted = {name.strip() for name in (names.split(",") if isinstance(names, str) else names)}
-    known = [measure.name for measure in SINK_MEASURES]
+    known = [measure.name for measure in table]
     unknown = sorted(wanted - {*known, "all"})
     if unknown or not wanted:
         what = f"no measure {unknown[0]!r}" if unknown else "no measure was given"
         raise GattnVizError(f"{what}; expected all, or some of {', '.join(known)}")
     if "all" in wanted:
-        return SINK_MEASURES
+        return table
     if "first_token_mass" in wanted:
         wanted.add("uniform_null")
-    return tuple(measure for measure in SINK_MEASURES if measure.name in wanted)
+    return tuple(measure for measure in table if measure.name in wanted)

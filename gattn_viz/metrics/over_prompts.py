@@ -19,18 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gattn_viz.metrics.bootstrap import Bootstrap
+from gattn_viz.metrics.gate_measures import GateOptions
 from gattn_viz.metrics.layer import LayerSums
-from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, count_queries
+from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options
 
 Array = NDArray[np.float64]
 Rows = dict[str, NDArray[Any]]
 """Columns of equal length."""
+Pools = dict[int, LayerSums]
+"""Of each layer, from 1, what adds up over prompts."""
+
+POOLED = ("gates", "output_before", "output_after")
+
+SomeOptions = Options | GateOptions
 
 LARGEST = next(measure for measure in SINK_MEASURES if measure.combine == "largest")
 
 
-def layer_rows(layer: int, sums: LayerSums, measures: Iterable[Measure], options: Options) -> Rows:
-    """The measures of one prompt at one layer, a row for each head.
+def layer_rows(layer: int, sums: LayerSums, measures: Iterable[Measure], options: SomeOptions) -> Rows:
+    """The measures of one prompt at one layer, a row for each head; but those that need all prompts together.
 
     Args:
         layer: from 1.
@@ -42,8 +49,27 @@ def layer_rows(layer: int, sums: LayerSums, measures: Iterable[Measure], options
     return {
         "layer": np.full(sums.heads, layer),
         "head": np.arange(1, sums.heads + 1),
-        **{measure.name: measure.function(sums, options) for measure in measures if measure.function is not None},
+        **{
+            measure.name: measure.function(sums, options)
+            for measure in measures
+            if measure.function is not None and measure.combine != "pooled"
+        },
     }
+
+
+def poolable(sums: LayerSums) -> LayerSums:
+    """What of a layer's sums adds up over prompts, and no more."""
+    parts: dict[str, Any] = {name: getattr(sums, name) for name in POOLED}
+    return LayerSums(tokens=sums.tokens, heads=sums.heads, **parts)
+
+
+def pool(a: LayerSums, b: LayerSums) -> LayerSums:
+    """The sums of one layer over the prompts of both, of what adds up."""
+    parts: dict[str, Any] = {}
+    for name in POOLED:
+        of_a, of_b = getattr(a, name), getattr(b, name)
+        parts[name] = None if of_a is None or of_b is None else of_a + of_b
+    return LayerSums(tokens=a.tokens + b.tokens, heads=a.heads, **parts)
 
 
 def join_layers(rows: Iterable[Rows]) -> Rows:
@@ -128,13 +154,14 @@ class ModelSums:
         all_prompts: how many prompts there will be in all; for the bootstrap.
         means: for each measure that is a mean; that of `perplexity` is of the loss, and U is 1.
         largest: of `max_activation`.
+        pooled: the layers' sums over all prompts, for the measures that need them.
         positions: how often each (index in U, position) came, for each measure that is the most frequent one.
         n_prompts, n_queries, tokens: what was added.
     """
 
     model: str
     measures: tuple[Measure, ...]
-    options: Options
+    options: SomeOptions
     layer: NDArray[np.int64]
     head: NDArray[np.int64]
     bootstrap: Bootstrap | None = None
@@ -142,6 +169,7 @@ class ModelSums:
     means: dict[str, WeightedMean] = field(init=False)
     largest: Largest = field(init=False)
     positions: dict[str, Counter[tuple[int, int]]] = field(init=False)
+    pooled: Pools = field(default_factory=dict, init=False)
     n_prompts: int = field(default=0, init=False)
     n_queries: int = field(default=0, init=False)
     tokens: int = field(default=0, init=False)
@@ -158,15 +186,18 @@ class ModelSums:
         resamples = self.bootstrap.resamples if self.bootstrap is not None and measure.has_interval else 0
         return WeightedMean.empty(1 if measure.function is None else len(self.layer), 1 + resamples)
 
-    def add(self, prompt: int, tokens: int, rows: Rows, loss: float | None = None) -> None:
+    def add(
+        self, prompt: int, tokens: int, rows: Rows, loss: float | None = None, pools: Pools | None = None
+    ) -> None:
         """Add one prompt.
 
         Args:
             prompt: its index among all prompts, from 0.
             rows: those of all its layers.
             loss: the sum over its T - 1 predictions of -log p(next token), in nats.
+            pools: what adds up of its layers, if a measure needs it.
         """
-        queries = count_queries(tokens, self.options)
+        queries = self.options.queries(tokens)
         weights = {
             "queries": queries,
             "tokens": tokens,
@@ -187,9 +218,14 @@ class ModelSums:
         if LARGEST.name in rows:
             companions = {name: rows[name] for name in self.largest.companions}
             self.largest.merge(Largest(rows[LARGEST.name], np.full(len(self.layer), prompt), companions))
+        self._pool(pools or {})
         self.n_prompts += 1
         self.n_queries += queries
         self.tokens += tokens
+
+    def _pool(self, pools: Pools) -> None:
+        for layer, sums in pools.items():
+            self.pooled[layer] = pool(self.pooled[layer], sums) if layer in self.pooled else sums
 
 
 def merge(a: ModelSums, b: ModelSums) -> ModelSums:
@@ -209,6 +245,7 @@ def merge(a: ModelSums, b: ModelSums) -> ModelSums:
     both.largest.merge(b.largest)
     for name, counts in b.positions.items():
         both.positions[name].update(counts)
+    both._pool(b.pooled)
     both.n_prompts += b.n_prompts
     both.n_queries += b.n_queries
     both.tokens += b.tokens

@@ -64,17 +64,9 @@ def each_model(
     models: Sequence[str], prompts: Sequence[Prompt | str] | None, run: Run
 ) -> Iterator[tuple[str, LoadedModel, list[EncodedPrompt]]]:
     """Load one model after the other, with a label of its own and the prompts in its own tokens."""
-    if not models:
-        raise GattnVizError("no model was given; expected at least one")
-    models = [models] if isinstance(models, str) else list(models)
-    if len(set(models)) < len(models):
-        raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
-    sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]
-    labels = [source.label for source in sources]
+    sources = find_models(models, run)
     chosen = _as_prompts(prompts)
-    for source, label in zip(sources, labels, strict=True):
-        if labels.count(label) > 1:  # two checkpoints of one name: the whole of what was written tells them apart
-            label = source.name
+    for label, source in sources.items():
         loaded = load(
             source,
             dtype=run.dtype,
@@ -126,6 +118,22 @@ def each_model(
             )
         yield label, loaded, encoded
         del loaded  # as the caller does
+
+
+def find_models(models: Sequence[str], run: Run) -> dict[str, ModelSource]:
+    """The checkpoint of each model, by a label of its own."""
+    if not models:
+        raise GattnVizError("no model was given; expected at least one")
+    models = [models] if isinstance(models, str) else list(models)
+    if len(set(models)) < len(models):
+        raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
+    sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]
+    labels = [source.label for source in sources]
+    # two checkpoints of one name: the whole of what was written tells them apart
+    return {
+        source.name if labels.count(label) > 1 else label: source
+        for label, source in zip(labels, sources, strict=True)
+    }
 
 
 def _with_revision(source: ModelSource, revision: str | None) -> ModelSource:

@@ -1,13 +1,14 @@
-"""Attention-sink statistics of models over prompts."""
+"""Statistics of models over prompts: those of attention sinks, and what those of gates share with them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from gattn_viz import tables
 from gattn_viz.capture.collector import LayerCapture, Request
@@ -15,9 +16,18 @@ from gattn_viz.capture.hooks import decoder_layers
 from gattn_viz.capture.run import stream
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
+from gattn_viz.metrics.gate_measures import GateOptions
 from gattn_viz.metrics.layer import LayerSums, Need
 from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, choose_measures
-from gattn_viz.metrics.over_prompts import ModelSums, Rows, join_layers, layer_rows
+from gattn_viz.metrics.over_prompts import (
+    ModelSums,
+    Pools,
+    Rows,
+    SomeOptions,
+    join_layers,
+    layer_rows,
+    poolable,
+)
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model, log
@@ -63,18 +73,18 @@ def sink_stats(
     """
     bootstrap = None if ci is None else Bootstrap(ci, seed, resamples)
     wanted = Wanted(choose_measures(measures), by, per_prompt, bootstrap, options)
-    return measure_sinks(models, prompts, wanted, run, progress)[0]
+    return measure(models, prompts, wanted, run, progress)[0]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is measured, and what a row of the table stands for; see `sink_stats`."""
+    """What is measured, and what a row of the table stands for; see `sink_stats` and `gate_stats`."""
 
     measures: tuple[Measure, ...] = SINK_MEASURES
     by: tables.By = "head"
     per_prompt: bool = False
     bootstrap: Bootstrap | None = None
-    options: Options = Options()
+    options: SomeOptions = Options()
 
     def __post_init__(self) -> None:
         if self.by not in get_args(tables.By):
@@ -93,13 +103,21 @@ class Wanted:
         """What has to be captured."""
         needs: set[Need] = {measure.needs for measure in self.measures if measure.needs is not None}
         # a layer and its heads show only where something is taken out of it
-        return Request(
+        request = Request(
             needs=frozenset(needs or {"first_token"}),
             loss=any(measure.combine == "predictions" for measure in self.measures),
         )
+        if isinstance(self.options, GateOptions):
+            return replace(request, gate_thresholds=(self.options.below, self.options.above))
+        return request
+
+    @property
+    def pools(self) -> bool:
+        """Whether a measure needs the sums of all prompts together."""
+        return any(measure.combine == "pooled" for measure in self.measures)
 
 
-def measure_sinks(
+def measure(
     models: Sequence[str],
     prompts: Sequence[Prompt | str] | None,
     wanted: Wanted,
@@ -147,6 +165,7 @@ def _measure_model(
     done = 0
     paths: set[str] = set()
     running: dict[int, list[Rows]] = {}  # of the prompts that are being run, the layers so far
+    pools: dict[int, Pools] = {}  # the same, of what adds up over prompts
     by_prompt: dict[int, Rows] = {}
     total: ModelSums | None = None
 
@@ -160,6 +179,8 @@ def _measure_model(
         check_finite(_sum_of_all(layer.sums, request), layer.layer, label, encoded[prompt].prompt.id)
         rows = layer_rows(layer.layer, layer.sums, wanted.measures, wanted.options)
         running.setdefault(prompt, []).append(rows)
+        if wanted.pools:
+            pools.setdefault(prompt, {})[layer.layer] = poolable(layer.sums)
         paths.add(layer.path)
         done += 1
         if progress is not None:
@@ -168,13 +189,17 @@ def _measure_model(
     def on_prompt(prompt: int, loss: float | None) -> None:
         nonlocal total
         _check_loss(loss, label, encoded[prompt])
-        tokens, rows = len(encoded[prompt].ids), join_layers(running.pop(prompt))
+        tokens, rows, of_layers = (
+            len(encoded[prompt].ids),
+            join_layers(running.pop(prompt)),
+            pools.pop(prompt, None),
+        )
         if wanted.per_prompt:
             alone = no_prompt(rows)
-            alone.add(prompt, tokens, rows, loss)
+            alone.add(prompt, tokens, rows, loss, of_layers)
             by_prompt[prompt] = tables.table_rows(alone, wanted.by, encoded[prompt].prompt.id)
         total = total or no_prompt(rows)
-        total.add(prompt, tokens, rows, loss)
+        total.add(prompt, tokens, rows, loss, of_layers)
 
     ids = [prompt.ids for prompt in encoded]
     stream(loaded.model, ids, request, on_layer, on_prompt, batch_size=run.batch_size, chunk=run.chunk)
@@ -185,9 +210,18 @@ def _measure_model(
 
 def _sum_of_all(sums: LayerSums, request: Request) -> float:
     """A number that is finite only if all is that was taken out of a layer."""
-    arrays = [value for value in vars(sums).values() if isinstance(value, np.ndarray)]
     activation = sums.max_activation if "residual" in request.needs else 0.0
-    return activation + sum(float(array.sum()) for array in arrays)
+    return activation + sum(float(array.sum()) for array in _arrays(sums))
+
+
+def _arrays(sums: Any) -> Iterator[NDArray[Any]]:
+    """Those of a dataclass, and of the dataclasses in it."""
+    for field in fields(sums):
+        value = getattr(sums, field.name)
+        if isinstance(value, np.ndarray):
+            yield value
+        elif is_dataclass(value):
+            yield from _arrays(value)
 
 
 def _check_loss(loss: float | None, label: str, prompt: EncodedPrompt) -> None:
@@ -198,10 +232,10 @@ def _check_loss(loss: float | None, label: str, prompt: EncodedPrompt) -> None:
         )
 
 
-def _check_long_enough(encoded: Sequence[EncodedPrompt], options: Options) -> None:
+def _check_long_enough(encoded: Sequence[EncodedPrompt], options: SomeOptions) -> None:
     """Without its first row a one-token prompt has no query left to take a mean over."""
     for prompt in encoded:
-        if len(prompt.ids) < 2 and options.first_row == "exclude":
+        if options.queries(len(prompt.ids)) < 1:
             raise GattnVizError(
                 f"prompt {prompt.prompt.id!r} has one token, and the first query is left out: no query remains; "
                 "expected at least 2 tokens: use a longer prompt or --first-row include"

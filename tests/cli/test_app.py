@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gattn_viz.cli import maps, models, sink_stats
+from gattn_viz.cli.app import COMMANDS
 from tests.cli.conftest import Cli
-
-COMMANDS = {"maps": maps, "sink-stats": sink_stats, "models": models}
 
 
 def test_version(cli: Cli) -> None:
@@ -148,7 +146,7 @@ def test_an_unexpected_error_is_one_line_too(cli: Cli, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr("gattn_viz.pipeline.stats.measure_sinks", broken)
+    monkeypatch.setattr("gattn_viz.pipeline.stats.measure", broken)
     done = cli("sink-stats")
     assert done.code == 1
     assert done.err == (

@@ -206,7 +206,7 @@ def test_a_suffix_of_no_format(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_parquet_without_its_library(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gattn_viz.cli.sink_stats.find_spec", lambda name: None)
+    monkeypatch.setattr("gattn_viz.cli.table_output.find_spec", lambda name: None)
     done = cli("sink-stats", *PROMPT, "-o", "t.parquet")
     assert done.code == 1
     assert done.err == (

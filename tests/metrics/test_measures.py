@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.gate_measures import GATE_MEASURES
 from gattn_viz.metrics.layer import NEEDS, LayerSums
 from gattn_viz.metrics.measures import SINK_MEASURES, Options, choose_measures, sink_keys
 from gattn_viz.metrics.sums import AttentionSums, sum_map
@@ -243,11 +244,12 @@ def test_sink_keys() -> None:
 
 def test_the_table_is_complete() -> None:
     assert len(MEASURES) == len(SINK_MEASURES)
-    for measure in SINK_MEASURES:
+    for measure in SINK_MEASURES + GATE_MEASURES:
         assert measure.unit
         assert measure.definition
         assert measure.source
-    assert {measure.needs for measure in SINK_MEASURES} == {*NEEDS, None}
+    every = {measure.needs for measure in SINK_MEASURES + GATE_MEASURES}
+    assert every == {*NEEDS, None} - {"gate_tokens"}  # those of `gate_tokens` are no measure
     assert [measure.name for measure in SINK_MEASURES if measure.function is None] == ["perplexity"]
 
 
