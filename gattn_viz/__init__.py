@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gattn_viz.models.names import resolve
     from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, sink_stats
     from gattn_viz.prompts import Prompt, read_prompts
+    from gattn_viz.recipe import read_recipe
 
 __version__ = version("gattn-viz")
 
@@ -34,6 +35,7 @@ _HOMES = {
     "draw_maps": "drawing",
     "load": "models.loading",
     "read_prompts": "prompts",
+    "read_recipe": "recipe",
     "resolve": "models.names",
     "sink_stats": "pipeline",
 }
@@ -50,6 +52,7 @@ __all__ = [
     "draw_maps",
     "load",
     "read_prompts",
+    "read_recipe",
     "resolve",
     "sink_stats",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gattn_viz.cli import maps, models, options, sink_stats
+from gattn_viz.cli import maps, models, options, recipe, sink_stats
 
 app = typer.Typer(
     name="gattn-viz",
@@ -37,6 +37,6 @@ def main(
     pass
 
 
-for name, command in {"maps": maps, "sink-stats": sink_stats, "models": models}.items():
+for name, command in {"maps": maps, "sink-stats": sink_stats, "models": models, "recipe": recipe}.items():
     run = getattr(command, name.replace("-", "_"))
     app.command(name, help=command.HELP, epilog=command.EXAMPLE)(run)

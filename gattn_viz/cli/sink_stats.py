@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gattn_viz.cli import messages, options
+from gattn_viz.cli.recording import Recorder
 from gattn_viz.errors import GattnVizError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ MEASURES = (
 
 
 def sink_stats(
+    ctx: typer.Context,
     model: options.Models = None,
     checkpoints: options.Checkpoints = "demo",
     revision: options.Revision = None,
@@ -100,6 +102,7 @@ def sink_stats(
             show_default=False,
         ),
     ] = None,
+    recipe_paths: options.RecipePaths = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
@@ -113,6 +116,8 @@ def sink_stats(
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline.run import Run
     from gattn_viz.pipeline.stats import Wanted, measure_sinks
+
+    recorder = None if output is None else Recorder(ctx, recipe_paths)
 
     with options.wrong_use():
         wanted = Wanted(
@@ -140,11 +145,12 @@ def sink_stats(
                 chunk=chunk,
             ),
             progress,
+            None if recorder is None else recorder.on_model,
         )
 
     in_terminal = sys.stdout is not None and sys.stdout.isatty()
-    if output is not None:
-        _write_file(table, output, chosen)
+    if output is not None and recorder is not None:
+        _write_file(table, output, chosen, recorder)
         messages.log.info("wrote %s: %d rows", output, len(table))
     elif not in_terminal or output_format is not None:
         _write_stdout(table, chosen)
@@ -175,11 +181,18 @@ def _output_format(output: Path | None, asked: Format | None) -> Format:
     return chosen
 
 
-def _write_file(table: pd.DataFrame, path: Path, output_format: Format) -> None:
+def _write_file(table: pd.DataFrame, path: Path, output_format: Format, recorder: Recorder) -> None:
     from gattn_viz.files import replacing
+    from gattn_viz.recipe.content import FileMade
+    from gattn_viz.recipe.stored import with_recipe, write_sidecar
 
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(_encode(table, output_format))
+    paths = {model: " and ".join(used) for model, used in table.attrs["attention_path"].items()}
+    recipe = recorder.recipe(FileMade("table", output_format, tuple(paths)), paths)
+    content = _encode(table, output_format)
+    with replacing(path) as temporary:
+        temporary.write_bytes(with_recipe(content, recipe) if output_format == "parquet" else content)
+    if output_format != "parquet":
+        write_sidecar(recipe, path)
 
 
 def _write_stdout(table: pd.DataFrame, output_format: Format) -> None:

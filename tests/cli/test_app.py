@@ -22,7 +22,7 @@ def test_version(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", [None, *COMMANDS])
+@pytest.mark.parametrize("command", [None, *COMMANDS, "recipe"])
 def test_help(cli: Cli, command: str | None, flag: str) -> None:
     done = cli(*([command] if command else []), flag)
     assert done.code == 0
