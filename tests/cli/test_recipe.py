@@ -199,14 +199,10 @@ def test_in_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     piped = in_json(cli, "figs/maps_baseline.png")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     text = ok(cli("recipe", "figs/maps_baseline.png")).out
-    said = (piped["command_line"], "maps of baseline", "linear scale", piped["models"][0]["weights_sha256"])
-    for words in (
-        *said,
-        f"T = {piped['models'][0]['tokens']}",
-        piped["date"],
-        piped["prompts"]["sha256"],
-        "torch",
-    ):
+    [model] = piped["models"]
+    of_model = (model["weights_sha256"], f"T = {model['tokens']}")
+    said = (piped["command_line"], "maps of baseline", "linear scale", piped["date"], piped["prompts"]["sha256"])
+    for words in (*said, *of_model, "torch"):
         assert words in text
     assert json.loads(ok(cli("recipe", "figs/maps_baseline.png", "--format", "json")).out) == piped
 
