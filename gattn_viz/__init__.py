@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gattn_viz.models.names import resolve
     from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, gate_stats, gate_tokens, sink_stats
     from gattn_viz.prompts import Prompt, read_prompts
+    from gattn_viz.recipe import read_recipe
 
 __version__ = version("gattn-viz")
 
@@ -38,6 +39,7 @@ _HOMES = {
     "gate_tokens": "pipeline",
     "load": "models.loading",
     "read_prompts": "prompts",
+    "read_recipe": "recipe",
     "resolve": "models.names",
     "sink_stats": "pipeline",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "gate_tokens",
     "load",
     "read_prompts",
+    "read_recipe",
     "resolve",
     "sink_stats",
 ]

@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""What is shown in a terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from gattn_viz.recipe.content import ModelUsed, Recipe
 
 BAR_WIDTH = 20
 
@@ -121,3 +123,58 @@ def _value(row: pd.Series, name: str, digits: str) -> str:
     if f"{name}_ci_low" in row:
         text += f" [{row[f'{name}_ci_low']:{digits}}, {row[f'{name}_ci_high']:{digits}}]"
     return text
+
+
+def print_recipe(recipe: Recipe, console: Console | None = None) -> None:
+    """A recipe, a line for each thing that it says."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _recipe_lines(recipe):
+        table.add_row(name, Text(value))
+    (console or Console(highlight=False)).print(table)
+
+
+def _recipe_lines(recipe: Recipe) -> list[tuple[str, str]]:
+    file, prompts = recipe.file, recipe.prompts
+    ids = ", ".join(prompts.ids[:8]) + (", ..." if len(prompts.ids) > 8 else "")
+    lines = [
+        ("command", recipe.command_line),
+        ("date", recipe.date),
+        ("this file", f"{file.what} of {', '.join(file.models)}"),
+    ]
+    if file.prompt is not None:
+        lines.append(("prompt", f"{file.prompt}, {file.view}"))
+    if file.color_scale is not None:
+        scale = file.color_scale
+        lines.append(("colours", f"{scale['kind']} scale from {scale['low']:.3g} to {scale['high']:.3g}"))
+    lines += [(f"model {model.label}", _model_in_words(model)) for model in recipe.models]
+    lines.append(("prompts", f"{len(prompts.ids)} ({ids})\ntexts sha256 {prompts.sha256}"))
+    if prompts.file is not None:
+        lines.append(("prompts file", "standard input" if prompts.file == "-" else prompts.path or prompts.file))
+    in_effect = {name: value for name, value in recipe.options.items() if value is not None and value is not False}
+    lines += [
+        ("options", ", ".join(f"{name} {_option(value)}" for name, value in in_effect.items())),
+        ("versions", ", ".join(f"{name} {number}" for name, number in recipe.versions.items())),
+    ]
+    return lines
+
+
+def _model_in_words(model: ModelUsed) -> str:
+    if model.kind == "hub":
+        place = f"Hub {model.name}, revision {model.commit or model.revision or 'main'}"
+        place += f", subfolder {model.subfolder}" if model.subfolder else ""
+    else:
+        place = f"bundled {model.name}" if model.kind == "bundled" else f"directory {model.path or model.name}"
+    lengths = f"T = {model.shortest}" + (f" to {model.longest}" if model.longest > model.shortest else "")
+    return (
+        f"{place}, {model.dtype} on {model.device}, attention {model.attention}\n"
+        f"weights sha256 {model.weights_sha256 or 'unknown'}\n"
+        f"{model.tokens} tokens, {lengths}"
+    )
+
+
+def _option(value: object) -> str:
+    if isinstance(value, list):
+        return " + ".join(map(str, value))
+    return "yes" if value is True else str(value)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gattn_viz.cli import messages, options
+from gattn_viz.cli.recording import Recorder
 from gattn_viz.cli.table_output import OutputFile, OutputFormat, TableOutput
 
 HELP = (
@@ -30,6 +31,7 @@ TOKENS = "Tokens"
 
 
 def gate_stats(
+    ctx: typer.Context,
     model: options.Models = None,
     checkpoints: options.Checkpoints = "demo",
     revision: options.Revision = None,
@@ -82,6 +84,7 @@ def gate_stats(
     ] = "all",
     output: OutputFile = None,
     output_format: OutputFormat = None,
+    recipe_paths: options.RecipePaths = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
@@ -119,6 +122,8 @@ def gate_stats(
         batch_size=batch_size,
         chunk=chunk,
     )
+    recorder = Recorder(ctx, recipe_paths)
+    on_model = recorder.on_model if where.is_file else None
     models = model or VARIANTS
     chosen_prompts = options.chosen_prompts(prompt, prompts, whole_file)
     if tokens is not None:
@@ -131,15 +136,16 @@ def gate_stats(
                 heads=some_heads,
                 run=run,
                 progress=progress,
+                on_model=on_model,
             )
-        where.write(found, report=False)
+        where.write(found, recorder, report=False)
         return
 
     require_gate(models, run, [one.name for one in wanted.measures])
     with messages.progress(quiet) as progress:
-        table, sums = measure(models, chosen_prompts, wanted, run, progress)
-    where.write(table)
-    if where.shows_report and not quiet:
+        table, sums = measure(models, chosen_prompts, wanted, run, progress, on_model)
+    where.write(table, recorder)
+    if where.shows_report:
         from gattn_viz.report import print_gate_report
 
         columns = None if wanted.measures == GATE_MEASURES else [one.name for one in wanted.measures]

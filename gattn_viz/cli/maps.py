@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gattn_viz.cli import messages, options
+from gattn_viz.cli.recording import Recorder
 
 if TYPE_CHECKING:
     from gattn_viz.metrics.pooling import Span
     from gattn_viz.pipeline import AttentionMaps
+    from gattn_viz.recipe.content import MapSummary, Recipe
 
 HELP = (
     "Attention maps: a figure for each model, and with several models a grid of models x layers.\n\n"
@@ -29,6 +31,7 @@ SPAN = "A-B, A-, -B or A"
 
 
 def maps(
+    ctx: typer.Context,
     model: options.Models = None,
     checkpoints: options.Checkpoints = "demo",
     revision: options.Revision = None,
@@ -121,6 +124,7 @@ def maps(
             rich_help_panel=options.OUTPUT,
         ),
     ] = False,
+    recipe_paths: options.RecipePaths = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
@@ -138,7 +142,9 @@ def maps(
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline import Run, attention_maps
+    from gattn_viz.recipe.content import FileMade
 
+    recorder = Recorder(ctx, recipe_paths, ["matplotlib"])
     if font is not None:
         user_family(font)  # a font that is not there is said before a model is loaded
     with options.wrong_use():
@@ -162,10 +168,28 @@ def maps(
                 chunk=chunk,
             ),
             progress=progress,
+            on_model=recorder.on_model,
         )
 
     look = Look(scale, vmax, font)
     colors = color_scale(sets, look)
+    color_range = {"kind": colors.kind, "low": colors.low, "high": colors.vmax}
+    attention = _attention_by_model(sets)
+
+    def noted(what: Literal["maps", "grid", "raw"], of: list[AttentionMaps]) -> Recipe:
+        """The recipe of a file with the maps of some models on one prompt."""
+        drawn = what != "raw"
+        file = FileMade(
+            what,
+            output_format if drawn else "safetensors",
+            models=tuple(one.model for one in of),
+            prompt=of[0].prompt,
+            view=_view(of),
+            color_scale=color_range if drawn else None,
+            numbers=_summaries(of, mean=what == "grid") if drawn else (),
+        )
+        return recorder.recipe(file, attention)
+
     by_prompt: dict[str, list[AttentionMaps]] = {}
     for one in sets:
         by_prompt.setdefault(one.prompt, []).append(one)
@@ -176,13 +200,15 @@ def maps(
         for one in of_prompt:
             name = f"maps_{model_names[one.model]}{suffix}"
             figure = draw_maps(one, look=look, scale=colors)
-            print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi, metadata=_metadata([one])))
+            metadata = _metadata([one], noted("maps", [one]))
+            print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi, metadata=metadata))
             if raw:
-                print(_save_raw(one, output / f"{name}.safetensors"))
+                print(_save_raw(one, output / f"{name}.safetensors", noted("raw", [one])))
         if len(of_prompt) > 1:
             figure = draw_grid(of_prompt, look=look, scale=colors)
+            metadata = _metadata(of_prompt, noted("grid", of_prompt))
             path = output / f"maps_grid{suffix}.{output_format}"
-            print(save_figure(figure, path, dpi=dpi, metadata=_metadata(of_prompt)))
+            print(save_figure(figure, path, dpi=dpi, metadata=metadata))
 
 
 def parse_span(text: str | None, name: str) -> Span | None:
@@ -222,12 +248,42 @@ def seen_keys(queries: Span | None, keys: Span | None, drop_first: bool) -> Span
     return first, last
 
 
-def _metadata(sets: list[AttentionMaps]) -> dict[str, str]:
+def _metadata(sets: list[AttentionMaps], recipe: Recipe) -> dict[str, str]:
     """What a figure says of itself, see `read_metadata`."""
+    from gattn_viz.recipe.content import KEY
+
     return {
-        "view": " or ".join(dict.fromkeys(one.cells.in_words() for one in sets)),
+        "view": _view(sets),
         "attention path": " or ".join(dict.fromkeys(one.attention_path for one in sets)),
+        KEY: recipe.to_json(),
     }
+
+
+def _view(sets: list[AttentionMaps]) -> str:
+    return " or ".join(dict.fromkeys(one.cells.in_words() for one in sets))
+
+
+def _attention_by_model(sets: list[AttentionMaps]) -> dict[str, str]:
+    """How attention was computed, for each model on all prompts."""
+    found: dict[str, set[str]] = {}
+    for one in sets:
+        found.setdefault(one.model, set()).update(one.attention_path.split(" and "))
+    return {model: " and ".join(sorted(paths)) for model, paths in found.items()}
+
+
+def _summaries(sets: list[AttentionMaps], *, mean: bool) -> tuple[MapSummary, ...]:
+    """The drawn maps in a few numbers each: heads apart, or with `mean` the mean over those asked for."""
+    from gattn_viz.recipe.agreement import summarise_map
+
+    found = []
+    for one in sets:
+        for layer, maps in zip(one.layers, one.probabilities, strict=True):
+            if mean or one.heads is None:
+                found.append(summarise_map(one.model, layer, None, maps.mean(0)))
+            else:
+                heads = zip(one.heads, maps, strict=True)
+                found += [summarise_map(one.model, layer, head, cells) for head, cells in heads]
+    return tuple(found)
 
 
 def _file_names(names: Iterable[str], reserved: str | None = None) -> dict[str, str]:
@@ -244,12 +300,13 @@ def _file_names(names: Iterable[str], reserved: str | None = None) -> dict[str, 
     return found
 
 
-def _save_raw(one: AttentionMaps, path: Path) -> Path:
+def _save_raw(one: AttentionMaps, path: Path, recipe: Recipe) -> Path:
     import json
 
     from safetensors.numpy import save
 
     from gattn_viz.files import replacing
+    from gattn_viz.recipe.content import KEY
 
     tensors = {f"layer_{layer}": maps for layer, maps in zip(one.layers, one.probabilities, strict=True)}
     metadata = {
@@ -265,7 +322,18 @@ def _save_raw(one: AttentionMaps, path: Path) -> Path:
             name: json.dumps({"first": axis.first, "last": axis.last, "size": axis.size})
             for name, axis in (("queries", one.cells.queries), ("keys", one.cells.keys))
         },
+        KEY: recipe.to_json(),
     }
     with replacing(path) as temporary:
-        temporary.write_bytes(save(tensors, metadata))
+        temporary.write_bytes(_sorted_header(save(tensors, metadata)))
     return path
+
+
+def _sorted_header(file: bytes) -> bytes:
+    """A safetensors file with its header in order, which the library writes in another one each time."""
+    import json
+
+    size = int.from_bytes(file[:8], "little")
+    header = json.dumps(json.loads(file[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
+    return len(header).to_bytes(8, "little") + header + file[8 + size :]

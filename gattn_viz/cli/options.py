@@ -134,6 +134,14 @@ Ci = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap.")]
 Resamples = Annotated[int, typer.Option(min=1, help="Of the bootstrap.")]
+RecipePaths = Annotated[
+    bool,
+    typer.Option(
+        "--recipe-paths",
+        help="Write the paths of models and prompts into the recipe of each file, not their names alone.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option(
@@ -169,6 +177,23 @@ def chosen_prompts(texts: list[str] | None, file: str | None, whole_file: bool =
         return None
     from_file = read_prompts(file, whole_file=whole_file) if file is not None else []
     return prompts_from_text(texts or []) + from_file
+
+
+def named_paths(texts: list[str] | None) -> dict[str, str]:
+    """`NAME=PATH` texts as a mapping.
+
+    Raises:
+        typer.BadParameter: one is not of that form, or a name comes twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts or []:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise typer.BadParameter(f"--model {text!r}: expected NAME=PATH, such as my-model=runs/my-model")
+        if name in found:
+            raise typer.BadParameter(f"--model {name}=... is given twice; expected one path for each model")
+        found[name] = path
+    return found
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from gattn_viz.cli import messages, options
+from gattn_viz.cli.recording import Recorder
 from gattn_viz.cli.table_output import OutputFile, OutputFormat, TableOutput
 
 HELP = (
@@ -25,6 +26,7 @@ MEASURES = (
 
 
 def sink_stats(
+    ctx: typer.Context,
     model: options.Models = None,
     checkpoints: options.Checkpoints = "demo",
     revision: options.Revision = None,
@@ -62,6 +64,7 @@ def sink_stats(
     resamples: options.Resamples = 1000,
     output: OutputFile = None,
     output_format: OutputFormat = None,
+    recipe_paths: options.RecipePaths = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
@@ -73,6 +76,8 @@ def sink_stats(
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline.run import Run
     from gattn_viz.pipeline.stats import Wanted, measure
+
+    recorder = Recorder(ctx, recipe_paths)
 
     with options.wrong_use():
         wanted = Wanted(
@@ -100,10 +105,11 @@ def sink_stats(
                 chunk=chunk,
             ),
             progress,
+            recorder.on_model if where.is_file else None,
         )
 
-    where.write(table)
-    if where.shows_report and not quiet:
+    where.write(table, recorder)
+    if where.shows_report:
         from gattn_viz.report import print_sink_report
 
         columns = None if wanted.measures == SINK_MEASURES else [measure.name for measure in wanted.measures]

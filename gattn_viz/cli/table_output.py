@@ -15,6 +15,8 @@ from gattn_viz.errors import GattnVizError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gattn_viz.cli.recording import Recorder
+
 Format = Literal["csv", "json", "parquet"]
 
 OutputFile = Annotated[
@@ -55,15 +57,19 @@ class TableOutput:
         self._format = _output_format(file, asked)
 
     @property
+    def is_file(self) -> bool:
+        return self._file is not None
+
+    @property
     def shows_report(self) -> bool:
         """Whether a person is to be shown a report: stdout is a terminal, and no format was asked for on it."""
         in_terminal = sys.stdout is not None and sys.stdout.isatty()
-        return in_terminal and (self._file is not None or self._asked is None)
+        return in_terminal and self._file is None and self._asked is None
 
-    def write(self, table: pd.DataFrame, report: bool = True) -> None:
-        """Write the table to the file or to stdout; not to a terminal, unless there is no report to show on it."""
+    def write(self, table: pd.DataFrame, recorder: Recorder, report: bool = True) -> None:
+        """Write the table to the file, with its recipe, or to stdout; on a terminal a `report` takes its place."""
         if self._file is not None:
-            _write_file(table, self._file, self._format)
+            _write_file(table, self._file, self._format, recorder)
             messages.log.info("wrote %s: %d rows", self._file, len(table))
         elif not (report and self.shows_report):
             _write_stdout(table, self._format)
@@ -88,11 +94,18 @@ def _output_format(output: Path | None, asked: Format | None) -> Format:
     return chosen
 
 
-def _write_file(table: pd.DataFrame, path: Path, output_format: Format) -> None:
+def _write_file(table: pd.DataFrame, path: Path, output_format: Format, recorder: Recorder) -> None:
     from gattn_viz.files import replacing
+    from gattn_viz.recipe.content import FileMade
+    from gattn_viz.recipe.stored import with_recipe, write_sidecar
 
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(_encode(table, output_format))
+    paths = {model: " and ".join(used) for model, used in table.attrs["attention_path"].items()}
+    recipe = recorder.recipe(FileMade("table", output_format, tuple(paths)), paths)
+    content = _encode(table, output_format)
+    with replacing(path) as temporary:
+        temporary.write_bytes(with_recipe(content, recipe) if output_format == "parquet" else content)
+    if output_format != "parquet":
+        write_sidecar(recipe, path)
 
 
 def _write_stdout(table: pd.DataFrame, output_format: Format) -> None:

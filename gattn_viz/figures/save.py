@@ -66,14 +66,17 @@ def save_figure(
     return target
 
 
-def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+def read_metadata(path: str | os.PathLike[str], kind: str | None = None) -> dict[str, str]:
     """What `save_figure` was given as `metadata`; empty if the file carries none.
+
+    Args:
+        kind: `png`, `pdf` or `svg`; None is by the path's ending.
 
     Raises:
         GattnVizError: no such file, another ending than .png, .pdf or .svg, or not a file of that format.
     """
     source = Path(path)
-    read = {"png": _read_png, "pdf": _read_pdf, "svg": _read_svg}[_format(source)]
+    read = {"png": _read_png, "pdf": _read_pdf, "svg": _read_svg}[kind or _format(source)]
     try:
         note = read(source)
         found = json.loads(note) if note else {}

@@ -76,6 +76,13 @@ class ModelSource:
         return ", ".join(parts)
 
     @property
+    def without_path(self) -> str:
+        """As `checkpoint`, a directory by its last part: for what is handed on, such as a figure."""
+        if self.is_local and not self.is_bundled:
+            return f"directory {Path(self.location).resolve().name}"
+        return self.checkpoint
+
+    @property
     def sentence(self) -> str:
         """What is said to the person: `gate_headwise -> bundled demo gate_headwise`."""
         return f"{self.name} -> {self.checkpoint}"

@@ -21,7 +21,7 @@ from gattn_viz.models.checkpoint_config import load_config
 from gattn_viz.models.configuration import GatedQwen3Config
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model, find_models, log
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log
 from gattn_viz.pipeline.stats import Wanted, measure
 from gattn_viz.prompts import EncodedPrompt, Prompt
 from gattn_viz.tokens import SPACE, token_labels
@@ -93,6 +93,7 @@ def gate_tokens(
     heads: Sequence[int] | None = None,
     run: Run = Run(),
     progress: Progress | None = None,
+    on_model: OnModel | None = None,
 ) -> pd.DataFrame:
     """The tokens at which each head's gate is most open, and most shut.
 
@@ -115,15 +116,18 @@ def gate_tokens(
     if count < 1:
         raise GattnVizError(f"count is {count} tokens; expected 1 or more")
     require_gate(models, run, ["gate_mean"])
-    tables_of_models = []
-    for label, loaded, encoded in each_model(models, prompts, run):
+    tables_of_models, paths = [], {}
+    for label, loaded, encoded in each_model(models, prompts, run, on_model):
         if not gated_attention(loaded.model):
             log.warning("%s has no gate: left out", label)
         else:
             chosen = _Chosen(count, layers, heads)
-            tables_of_models.append(_tokens_of_model(label, loaded, encoded, chosen, run, progress))
+            table, paths[label] = _tokens_of_model(label, loaded, encoded, chosen, run, progress)
+            tables_of_models.append(table)
         del loaded  # before the next one is loaded
-    return pd.concat(tables_of_models, ignore_index=True)
+    found = pd.concat(tables_of_models, ignore_index=True)
+    found.attrs["attention_path"] = paths
+    return found
 
 
 @dataclass(frozen=True)
@@ -145,13 +149,15 @@ def _tokens_of_model(
     chosen: _Chosen,
     run: Run,
     progress: Progress | None,
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of one model, and how its attention was computed."""
     asked = Request(
         gates=frozenset(chosen.layers or ()), heads=None if chosen.heads is None else tuple(chosen.heads)
     )
     check_request(loaded.model, asked, label)
     steps = len(encoded) * len(decoder_layers(loaded.model))
     done = 0
+    paths: set[str] = set()
     found: dict[int, tuple[Extremes, Extremes]] = {}
 
     def on_layer(prompt: int, layer: LayerCapture) -> None:
@@ -159,6 +165,7 @@ def _tokens_of_model(
         done += 1
         if progress is not None:
             progress(label, done, steps)
+        paths.add(layer.path)
         assert layer.sums is not None
         scores = layer.sums.gate_tokens  # (H, T)
         if scores is None or (chosen.layers is not None and layer.layer not in chosen.layers):
@@ -184,7 +191,7 @@ def _tokens_of_model(
                     token, context = _in_context(loaded.tokenizer, of_prompt.ids, extreme.position)
                     place = (label, of_prompt.prompt.id, layer, head + 1, end, rank, extreme.position + 1)
                     rows.append((*place, token, sign * extreme.value, context))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=COLUMNS), sorted(paths)
 
 
 def _in_context(tokenizer: Any, ids: Sequence[int], position: int) -> tuple[str, str]:

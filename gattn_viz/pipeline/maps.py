@@ -15,7 +15,7 @@ from gattn_viz.capture.run import capture, check_request
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model
 from gattn_viz.prompts import Prompt, default_prompts
 from gattn_viz.tokens import token_labels
 
@@ -26,7 +26,7 @@ class AttentionMaps:
 
     Attributes:
         model: its label.
-        checkpoint: which one was used, in words.
+        checkpoint: which one was used, in words, without the path of a directory.
         prompt: the prompt's id.
         tokens: (T,), as they are read; all of the prompt, whatever the view.
         layers: from 1.
@@ -63,6 +63,7 @@ def attention_maps(
     view: MapView = MapView(),
     run: Run = Run(),
     progress: Progress | None = None,
+    on_model: OnModel | None = None,
 ) -> list[AttentionMaps]:
     """Attention maps of each model on each prompt, the models in order.
 
@@ -73,6 +74,7 @@ def attention_maps(
         heads: from 1; `mean` is the mean over all heads.
         view: which queries and keys, and in how many cells; without arguments all, exactly. Memory is for what is
             asked: `MapView(max_cells=512)` holds 1 MB a map, whatever T. A mean over heads comes before pooling.
+        on_model: see `OnModel`.
 
     Raises:
         GattnVizError: a model or prompt that cannot be used; a layer, head or position that is not there.
@@ -80,7 +82,7 @@ def attention_maps(
     if prompts is None:
         prompts = default_prompts()[:1]
     result = []
-    for label, loaded, encoded in each_model(models, prompts, run):
+    for label, loaded, encoded in each_model(models, prompts, run, on_model):
         model = loaded.model
         n_layers = len(decoder_layers(model))
         n_heads = model.config.get_text_config().num_attention_heads
@@ -102,7 +104,7 @@ def attention_maps(
             result.append(
                 AttentionMaps(
                     model=label,
-                    checkpoint=loaded.source.checkpoint,
+                    checkpoint=loaded.source.without_path,
                     prompt=prompt.prompt.id,
                     tokens=token_labels(loaded.tokenizer, prompt.ids),
                     layers=chosen,

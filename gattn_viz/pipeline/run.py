@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,9 @@ DEMO_TOKENS = 512
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, steps done, and steps in all."""
+
+OnModel = Callable[[str, LoadedModel, Sequence[EncodedPrompt]], None]
+"""Called with a model's label, the model and its prompts before it is run, such as to note them in a recipe."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Run:
 
 
 def each_model(
-    models: Sequence[str], prompts: Sequence[Prompt | str] | None, run: Run
+    models: Sequence[str], prompts: Sequence[Prompt | str] | None, run: Run, on_model: OnModel | None = None
 ) -> Iterator[tuple[str, LoadedModel, list[EncodedPrompt]]]:
     """Load one model after the other, with a label of its own and the prompts in its own tokens."""
     sources = find_models(models, run)
@@ -116,6 +120,8 @@ def each_model(
                 label,
                 longest,
             )
+        if on_model is not None:
+            on_model(label, loaded, encoded)
         yield label, loaded, encoded
         del loaded  # as the caller does
 
@@ -129,11 +135,14 @@ def find_models(models: Sequence[str], run: Run) -> dict[str, ModelSource]:
         raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
     sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]
     labels = [source.label for source in sources]
-    # two checkpoints of one name: the whole of what was written tells them apart
-    return {
-        source.name if labels.count(label) > 1 else label: source
-        for label, source in zip(labels, sources, strict=True)
-    }
+    found = {}
+    for number, (source, label) in enumerate(zip(sources, labels, strict=True), start=1):
+        if labels.count(label) > 1:  # two checkpoints of one name: the whole of what was written tells them apart
+            label = source.name
+            if source.is_local and (Path(label).expanduser().is_absolute() or ".." in Path(label).parts):
+                label = f"{source.label} (model {number})"  # no folder of this machine gets into a figure
+        found[label] = source
+    return found
 
 
 def _with_revision(source: ModelSource, revision: str | None) -> ModelSource:

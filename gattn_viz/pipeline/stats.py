@@ -30,7 +30,7 @@ from gattn_viz.metrics.over_prompts import (
 )
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.run import Progress, Run, check_finite, each_model, log
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, log
 from gattn_viz.prompts import EncodedPrompt, Prompt
 
 IN_WORDS = {"fused": "fused kernel", "blocks": "blocks of rows, float32"}
@@ -123,10 +123,11 @@ def measure(
     wanted: Wanted,
     run: Run,
     progress: Progress | None,
+    on_model: OnModel | None = None,
 ) -> tuple[pd.DataFrame, list[ModelSums]]:
     """The table that is wanted, and the sums over all prompts of each model, from which others can be made."""
     results: list[_Measured] = []
-    for label, loaded, encoded in each_model(models, prompts, run):
+    for label, loaded, encoded in each_model(models, prompts, run, on_model):
         _check_long_enough(encoded, wanted.options)
         if wanted.bootstrap is not None and len(encoded) == 1 and not results:
             log.warning("there is one prompt only, which says nothing about chance: the intervals are empty")
