@@ -7,9 +7,10 @@ or a sum over these while they are in the processor's cache:
     output = e V / l                     received = (1/l)^T e
     entropy = log l - (sum_k e s) / l, since log p = s - log l; and sum_k e s = q . (e K) where scores are q . k
 
-Where exponentials would leave the range of float32, a row's largest score is taken out first. What there is one of
-for each row is put in its place and finished at the end, for all rows at once: many small steps would cost more
-than the work itself.
+Where exponentials would leave the range of float32, a row's largest score is taken out first, of the s of entropy
+too: it is a difference of two numbers as large as these.
+What there is one of for each row is put in its place and finished at the end, for all rows at once: many small
+steps would cost more than the work itself.
 
 Axis letters as in `attention`; R rows of a block, C columns (keys) that they see.
 """
@@ -28,12 +29,14 @@ from gattn_viz.metrics.layer import Need
 from gattn_viz.metrics.pooling import MapBuilder
 from gattn_viz.metrics.sums import AttentionSums
 
-# Scores of one KV head's rows that are worked on together: 1 MB, half of what a core has of cache.
-BLOCK_SCORES = 256 * 1024
+# Scores of one KV head's rows that are worked on together: 4 MB. With less, calls and narrow matrix products cost
+# more than a processor's cache saves.
+BLOCK_SCORES = 1024 * 1024
 LEAST_ROWS, MOST_ROWS = 16, 128
 
 # Up to this width of keys, a product of e with them costs less than one more pass over scores and exponentials.
-NARROW = 32
+# Entropy has then a rounding error of some 1e-7 times the scores, which must not be larger than this.
+NARROW, MODERATE = 32, 64.0
 
 # Sums of exponentials that float32 holds well enough without the largest score taken out, times values too.
 LEAST_SUM, LARGEST_SUM = 1e-20, 1e28
@@ -62,6 +65,8 @@ def attend_in_blocks(
         sums: take up what is in `needs`; needs an output.
         wanted: takes up its rows.
     """
+    if not len(attention.q):
+        return  # a chunk in which this prompt has ended
     buffers = _Buffers()
     kv_heads = [
         _KVHead(attention, index, buffers, needs, None if output is None else output[:, index])
@@ -71,7 +76,7 @@ def attend_in_blocks(
     for rows in _blocks(attention, None if output is not None else wanted):
         columns, visible = attention.visible(rows)
         seen.append(_keys_seen(attention, rows, visible))
-        hidden = _Hidden.of(rows, visible, attention.q.device)
+        hidden = _Hidden.of(rows, visible, attention.q)
         part = None if wanted is None else _PartOfMap.of(wanted, attention, rows, columns)
         for kv_head in kv_heads:
             if output is not None or (part is not None and part.has(kv_head.heads)):
@@ -82,7 +87,7 @@ def attend_in_blocks(
             wanted.builder.add(part.kept.float(), part.first_query, part.first_key)
     if output is not None:
         for kv_head in kv_heads:
-            kv_head.finish(sums, torch.cat(seen) if seen else attention.q.new_zeros(0))
+            kv_head.finish(sums, torch.cat(seen))
 
 
 def _blocks(attention: Attention, wanted: WantedMap | None) -> Iterator[range]:
@@ -126,7 +131,7 @@ class _Buffers:
         """Of that shape and of `like`'s dtype and device, with anything in it."""
         size = math.prod(shape)
         if name not in self.flat or len(self.flat[name]) < size:
-            self.flat[name] = like.new_empty(size)
+            self.flat[name] = like.new_empty(size + size // 8)  # blocks grow a little: not anew for each
         return self.flat[name][:size].view(shape)
 
 
@@ -134,19 +139,23 @@ class _Buffers:
 class _Hidden:
     """Where queries of a block do not see keys."""
 
-    cells: Tensor  # (R, 1, C), or (R, 1, last columns)
+    seen: Tensor  # (R, 1, C), or (R, 1, last columns): 1 where a key is seen, else 0
     last_columns: int
 
     @classmethod
-    def of(cls, rows: range, visible: Tensor | None, device: torch.device) -> _Hidden:
+    def of(cls, rows: range, visible: Tensor | None, like: Tensor) -> _Hidden:
         if visible is not None:
-            return cls(~visible[:, None], visible.shape[1])
+            return cls(visible[:, None].to(like.dtype), visible.shape[1])
         count = len(rows)  # the plain rule: row i's own column is i of the last ones
-        return cls(torch.ones(count, count, dtype=torch.bool, device=device).triu_(1)[:, None], count)
+        return cls(like.new_ones(count, count).tril_()[:, None], count)
 
     def fill(self, x: Tensor, value: float) -> None:
         """Write a value there, into (R, G, C)."""
-        x[..., x.shape[-1] - self.last_columns :].masked_fill_(self.cells, value)
+        x[..., x.shape[-1] - self.last_columns :].masked_fill_(self.seen == 0, value)
+
+    def blank(self, x: Tensor) -> None:
+        """Write 0 there, faster than `fill`; what is infinite becomes NaN."""
+        x[..., x.shape[-1] - self.last_columns :].mul_(self.seen)
 
 
 class _KVHead:
@@ -167,6 +176,7 @@ class _KVHead:
             and attention.softcap is None
             and attention.bias is None
             and output is not None
+            and float(self.q.norm(dim=-1).max() * attention.k[index].norm(dim=-1).max()) < MODERATE
         )
         if self.keys_as_values:
             self.values = torch.cat([self.values, attention.k[index]], -1)
@@ -180,10 +190,12 @@ class _KVHead:
 
         each_row = self.q.shape[:2]
         self.total = self.q.new_empty(each_row)  # l, without a learned sink
+        self.over_total = self.q.new_empty(each_row)  # 1 / l, the sink's exponential in it
         self.shift = self.q.new_zeros(each_row)  # what was taken out of the scores
         self.first_token = self.q.new_zeros(each_row)  # e of the first token
         self.largest = self.q.new_empty(each_row)
-        self.scores_mean = self.q.new_empty(each_row)  # sum_k e s
+        # sum_k e s, where s is without what was taken out unless keys are values
+        self.scores_mean = self.q.new_empty(each_row)
         self.received = self.q.new_zeros(self.group, attention.k.shape[1])
         if output is not None:
             self.product = self.q.new_empty(*each_row, self.values.shape[-1])  # e V, or e [V K]
@@ -192,27 +204,27 @@ class _KVHead:
         """Compute a block's scores and exponentials, and what follows from them."""
         self.rows, self.columns = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         self._exponentiate(hidden)
-        by_row = self.e.view(-1, self.e.shape[-1])  # (R * G, C)
-        if self.output is not None:
-            torch.mm(by_row, self.values[self.columns], out=self.product[self.rows].flatten(0, 1))
+        over_total = self.over_total[self.rows]
         if "first_token" in self.needs and self.attention.first_key + columns.start == 0:
-            self.first_token[self.rows] = self.e[..., 0]
+            self.first_token[self.rows].copy_(self.e[..., 0])
         if "row_max" in self.needs:
             torch.amax(self.e, -1, out=self.largest[self.rows])
         if "received" in self.needs:
-            # a product with one row of weights for each head, 0 for the others' rows: one for all is the fastest
-            weights = torch.diag_embed(self._over_total(self.rows)).flatten(0, 1)  # (R * G, G)
-            self.received[:, self.columns] += weights.T @ by_row
+            received = torch.bmm(over_total.T[:, None], self.e.transpose(0, 1))[:, 0]  # (G, 1, R) x (G, R, C)
+            self.received[:, self.columns].add_(received)
+        if self.output is not None:
+            product = self.product[self.rows].view(-1, self.product.shape[-1])
+            torch.mm(self.e.view(len(product), -1), self.values[self.columns], out=product)
         if "entropy" in self.needs and not self.keys_as_values:
             torch.sum(self.s.mul_(self.e), -1, out=self.scores_mean[self.rows])  # the last use of the scores
 
     def probabilities(self) -> Tensor:
         """(G, R, C) of the block, a tensor of its own."""
-        return (self.e * self._over_total(self.rows)[..., None]).transpose(0, 1)
+        return (self.e * self.over_total[self.rows][..., None]).transpose(0, 1)
 
     def finish(self, sums: AttentionSums | None, seen: Tensor) -> None:
         """Divide by the sums of exponentials, and add up; `seen` (Q,) is how many keys each query sees."""
-        over_total = self._over_total(slice(None))
+        over_total = self.over_total
         assert self.output is not None
         width = self.output.shape[-1]
         torch.mul(self.product[..., :width], over_total[..., None], out=self.output)
@@ -225,24 +237,27 @@ class _KVHead:
         if "row_max" in self.needs:
             sums.add_row_max(self.heads, (self.largest * over_total).T)
         if "entropy" in self.needs:
+            log_total = -over_total.log()
             if self.keys_as_values:
                 torch.sum(self.product[..., width:].mul_(self.q), -1, out=self.scores_mean)
-            log_total = self.shift - over_total.log()
-            # the difference of two numbers as large as scores may be a little below 0
-            entropy = ((self.total * log_total - self.scores_mean) * over_total).clamp_min(0)
+                log_total += self.shift
+            entropy = (self.total * log_total - self.scores_mean) * over_total
+            entropy.clamp_min_(0)
+            if self.sink_logit is None:  # rows sum to 1
+                entropy = torch.minimum(entropy, seen.clamp_min(1).log()[:, None])
             sums.add_entropy(self.heads, entropy.T, seen)
 
     def _exponentiate(self, hidden: _Hidden) -> None:
-        """e (R, G, C) and its sums; s too, unless e takes its place."""
-        total = self.total[self.rows]
+        """e (R, G, C), its sums and their inverses; s too, unless e takes its place."""
+        total, over_total = self.total[self.rows], self.over_total[self.rows]
         if not self.take_largest_out:
             self._score()
             torch.exp(self.s, out=self.e)
-            hidden.fill(self.e, 0)
+            hidden.blank(self.e)
             torch.sum(self.e, -1, out=total)
-            # A row that sees nothing has the sum 0, and is put right by the other way too.
-            least, largest = torch.aminmax(total)
-            if float(least) > LEAST_SUM and float(largest) < LARGEST_SUM:
+            torch.reciprocal(total, out=over_total)
+            # A row that sees nothing has the sum 0, and is put right by the other way too, as is NaN.
+            if float(total.sum()) < LARGEST_SUM and float(over_total.sum()) < 1 / LEAST_SUM:
                 return
             self.take_largest_out = True
         self._score()
@@ -251,9 +266,12 @@ class _KVHead:
         if self.sink_logit is not None:
             shift = torch.maximum(shift, self.sink_logit)
         self.shift[self.rows] = shift
-        torch.sub(self.s, shift[..., None], out=self.e).exp_()
-        hidden.fill(self.e, 0)
+        torch.exp(self.s.sub_(shift[..., None]), out=self.e)
+        hidden.blank(self.e)
         torch.sum(self.e, -1, out=total)
+        with_sink = total if self.sink_logit is None else total + (self.sink_logit - shift).exp()
+        # a row that sees nothing has no e to multiply
+        torch.reciprocal(with_sink.clamp_min(torch.finfo(total.dtype).tiny), out=over_total)
 
     def _score(self) -> None:
         """s, and where e will be."""
@@ -267,13 +285,6 @@ class _KVHead:
             self.s.div_(self.attention.softcap).tanh_().mul_(self.attention.softcap)
         if self.bias is not None:
             self.s += self.bias[self.rows, :, self.columns]
-
-    def _over_total(self, rows: slice) -> Tensor:
-        """1 / l of some rows, a learned sink's exponential in it. A row that sees nothing has no e to multiply."""
-        total = self.total[rows]
-        if self.sink_logit is not None:
-            total = total + (self.sink_logit - self.shift[rows]).exp()
-        return total.clamp_min(torch.finfo(total.dtype).tiny).reciprocal()
 
 
 @dataclass

@@ -104,6 +104,36 @@ def check(a: Attention, needs: frozenset[Any] = OF_ATTENTION, atol: float = 2e-6
             assert got is None
 
 
+@pytest.mark.parametrize("width", [4, blocks.NARROW + 1])
+@pytest.mark.parametrize("spread", [1e3, 1e5])
+def test_entropy_of_large_scores_is_within_its_range(width: int, spread: float) -> None:
+    """A row's largest score takes all: 0, where a difference of scores would leave 1e-7 of them."""
+    a = attention(tokens=7, width=width, spread=spread)
+    output = a.q.new_empty(7, 2, 2, 4)
+    sums = AttentionSums.zeros(a.heads, 7, {"entropy"})
+    attend_in_blocks(a, output=output, sums=sums, needs={"entropy"})
+    assert sums.entropy is not None
+    _, expected = by_loops(a)
+    torch.testing.assert_close(sums.entropy.double(), expected["entropy"], atol=1e-4, rtol=0)
+
+
+def test_a_query_that_sees_one_key_has_no_entropy() -> None:
+    a = attention(tokens=1, spread=40)
+    sums = AttentionSums.zeros(a.heads, 1, {"entropy"})
+    attend_in_blocks(a, output=a.q.new_empty(1, 2, 2, 4), sums=sums, needs={"entropy"})
+    assert sums.entropy is not None
+    assert not sums.entropy.any()
+
+
+def test_a_first_token_out_of_sight_with_a_huge_score_has_no_mass() -> None:
+    a = attention(tokens=9, window=3)
+    a.k[:, 0] = 1e4 * a.q[8, :, 0]
+    sums = AttentionSums.zeros(a.heads, 9, {"first_token"})
+    attend_in_blocks(a, output=a.q.new_empty(9, 2, 2, 4), sums=sums, needs={"first_token"})
+    assert sums.first_token is not None
+    torch.testing.assert_close(sums.first_token.double(), by_loops(a)[1]["first_token"], atol=1e-5, rtol=0)
+
+
 WITH: dict[str, dict[str, Any]] = {
     "nothing": {},
     "one query head a KV head": {"group": 1},
