@@ -221,8 +221,8 @@ class ModelSums:
         if twice:
             some = ", ".join(map(str, twice[:3])) + (", ..." if len(twice) > 3 else "")
             raise GattnVizError(
-                f"prompts of index {some} would count twice; expected each once: give every prompt an index of its "
-                "own, and merge sums that share none"
+                f"prompts of index {some} would count twice; expected each once: give every prompt an index of "
+                "its own, and merge sums that share none"
             )
         self.prompts |= prompts
 
