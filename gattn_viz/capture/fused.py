@@ -131,9 +131,9 @@ def _attend_to(attention: Attention, v: Tensor) -> tuple[Tensor, Tensor]:
     output, lse = _by_group(q, k[:, past:], v[:, past:], scale, causal=True)
     if past:
         before, lse_before = _by_group(q, k[:, :past], v[:, :past], scale, causal=False)
-        whole = torch.logaddexp(lse, lse_before)
-        output = output * (lse - whole).exp()[..., None] + before * (lse_before - whole).exp()[..., None]
-        lse = whole
+        # two shares from one number add up to 1, which exp(lse - whole) of large, rounded ones do not
+        output = before.lerp(output, (lse - lse_before).sigmoid()[..., None])
+        lse = torch.logaddexp(lse, lse_before)
     return output, lse
 
 

@@ -144,6 +144,15 @@ class TestEntropyOfLargeScores:
         torch.testing.assert_close(found.double(), entropy_in_float64(a), atol=1e-6, rtol=0)
         assert size < 100 or found.max() < 1e-6
 
+    def test_of_a_first_key_far_below_with_a_cache(self, size: float) -> None:
+        """The two parts' shares add up to 1, however large the scores are that they are made from."""
+        a = attention(50, cached=20)
+        common = torch.ones(4)
+        a = replace(a, q=a.q / 4 + common)
+        a.k[:, 0] -= size * common
+        off = (fused.entropy(a).double() - entropy_in_float64(a)).abs().max()
+        assert off < 2e-6 + 2e-6 * size
+
     def test_that_differ_by_so_much(self, size: float) -> None:
         """The scores themselves are rounded to 6e-8 of their size: no more is to be had in float32."""
         a = attention(50, spread=size)
