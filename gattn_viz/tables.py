@@ -57,15 +57,19 @@ def table_rows(sums: ModelSums, by: By = "head", prompt: str | None = None) -> R
         elif measure.combine == "most frequent":
             columns[measure.name] = _most_frequent(sums, measure.name, row_of_unit)
         elif measure.combine == "largest":
-            columns[measure.name] = _over_heads(sums.largest.value[:, None], sums.layer, by)[:, 0]
+            columns[measure.name] = _of_layers(sums.largest.values(), sums.layer, by)
+        elif measure.combine == "mean at largest":
+            columns[measure.name] = _of_layers(sums.largest.mean(measure.name), sums.layer, by)
+        elif measure.combine == "most frequent at largest":
+            columns[measure.name] = (
+                sums.largest.most_frequent_of_all_layers(measure.name)
+                if by == "model"
+                else _of_layers(sums.largest.most_frequent(measure.name), sums.layer, by)
+            )
         elif measure.combine == "pooled":
             assert measure.function is not None
             values = [measure.function(sums.pooled[layer], sums.options) for layer in layers]
             columns[measure.name] = _over_heads(np.concatenate(values)[:, None], sums.layer, by)[:, 0]
-        else:
-            columns[measure.name] = _at_largest(sums, measure.name, row_of_unit)
-            if measure.name == "max_activation_ratio" and by == "model":  # as the maximum itself
-                columns[measure.name] = _at_largest(sums, measure.name, sums.layer).mean()
     columns |= sums.options.columns(sums.n_prompts, sums.n_queries, sums.tokens)
     if sums.bootstrap is not None:
         columns |= {
@@ -99,6 +103,12 @@ def _over_heads(values: Array, layer: NDArray[np.int64], by: By) -> Array:
     return of_layers if by == "layer" else _means(of_layers, np.array([0]))
 
 
+def _of_layers(values: Array, layer: NDArray[np.int64], by: By) -> Array:
+    """(L,) values, the same for all heads of a layer, as (rows,)."""
+    _, layer_of_unit = np.unique(layer, return_inverse=True)
+    return _over_heads(values[layer_of_unit, None], layer, by)[:, 0]
+
+
 def _means(values: Array, starts: NDArray[np.int64]) -> Array:
     """The means of runs of rows, each from its start to the next one. A NaN does not count."""
     present = ~np.isnan(values)
@@ -111,13 +121,6 @@ def _interval(resampled: Array, bootstrap: Bootstrap) -> Array:
     """(2, rows), the ends of the percentile interval of (rows, resamples). A NaN does not count."""
     outside = (1 - bootstrap.level) / 2
     return pd.DataFrame(resampled).quantile([outside, 1 - outside], axis=1).to_numpy()
-
-
-def _at_largest(sums: ModelSums, name: str, row_of_unit: NDArray[np.int64]) -> Array:
-    """(rows,): the companion where the largest value of a row is; of equals, of the first prompt, then layer."""
-    order = np.lexsort((sums.largest.prompt, -sums.largest.value, row_of_unit))
-    _, firsts = np.unique(row_of_unit[order], return_index=True)
-    return sums.largest.companions[name][order[firsts]]
 
 
 def _most_frequent(sums: ModelSums, name: str, row_of_unit: NDArray[np.int64]) -> Array:

@@ -15,10 +15,12 @@ OVER_PROMPTS = {
     "queries": "mean, by queries",
     "tokens": "mean, by tokens",
     "other tokens": "mean, by tokens but the first",
+    "queries with a choice": "mean, by those queries",
     "prompts": "mean, each alike",
     "predictions": "mean of log, by predictions",
     "largest": "largest",
-    "at largest": "of the largest",
+    "mean at largest": "mean at the largest",
+    "most frequent at largest": "most frequent at the largest",
     "most frequent": "most frequent",
     "pooled": "pooled",
 }

@@ -73,11 +73,35 @@ class TestSinkStats:
         assert one.prompt.unique().tolist() == ["cats", "dogs", "prompt-1", "long"]
 
         one, two = (sink_stats("gate_headwise", prompts, ci=0.9, resamples=50, run=how) for how in (run, other))
-        # all prompts begin alike, so that the largest activation is that of several but for rounding
-        of_the_largest = [name for name in one if name.startswith("max_activation_")]
-        assert len(of_the_largest) == 3
-        one, two = (table.drop(columns=of_the_largest) for table in (one, two))
         pd.testing.assert_frame_equal(one, two, rtol=1e-3, atol=1e-5)
+
+    @pytest.mark.parametrize("by", ["head", "layer", "model"])
+    def test_the_order_of_prompts_changes_nothing(self, run: Run, by: Literal["head", "layer", "model"]) -> None:
+        """They begin alike, so that the largest activation is that of several but for rounding."""
+        prompts = [*PROMPTS, Prompt("long", "the rain fell on the roof of the house and on the log")]
+        other = replace(run, batch_size=2, chunk=3)
+        one, two = (
+            sink_stats("gate_headwise", texts, by=by, run=how)
+            for texts, how in ((prompts, run), (prompts[::-1], other))
+        )
+        pd.testing.assert_frame_equal(one, two, rtol=1e-4, atol=1e-6)
+
+    def test_a_model_whose_weights_are_all_zero(self, tiny_trio: Path, tmp_path: Path) -> None:
+        shutil.copytree(tiny_trio / "baseline", tmp_path / "baseline")
+        model = tiny_model("baseline")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        model.save_pretrained(tmp_path / "baseline")
+        whole, parts = (
+            sink_stats("baseline", PROMPTS, by="layer", run=Run(str(tmp_path), chunk=chunk)) for chunk in (None, 3)
+        )
+        pd.testing.assert_frame_equal(whole, parts, rtol=1e-6)
+        assert whole.max_activation_ratio.isna().all()
+        assert (whole.max_activation == 0).all()
+        assert (whole.max_activation_position == 1).all()
+        np.testing.assert_allclose(whole.first_token_mass, whole.uniform_null, rtol=1e-6)
+        np.testing.assert_allclose(whole.entropy_ratio, 1, rtol=1e-6)
 
     def test_perplexity_is_that_of_the_models_own_loss(self, tiny_trio: Path, run: Run) -> None:
         losses, predictions = [], []
@@ -157,9 +181,20 @@ class TestSinkStats:
         pd.testing.assert_frame_equal(one, other)
 
         logging.getLogger("gattn_viz").propagate = True  # the command line turns it off
+        caplog.clear()
         single = sink_stats(["baseline", "gate_headwise"], PROMPTS[:1], ci=0.9, run=run)
         assert single.first_token_mass_ci_low.isna().all()
         assert caplog.text.count("there is one prompt only, which says nothing about chance") == 1
+        assert "too narrow" not in caplog.text
+
+    def test_intervals_of_few_prompts_are_too_narrow(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+        logging.getLogger("gattn_viz").propagate = True  # the command line turns it off
+        for count, times in ((2, 1), (9, 1), (10, 0)):
+            caplog.clear()
+            texts = [f"the cat sat {'on ' * n}" for n in range(count)]
+            sink_stats(["baseline", "gate_headwise"], texts, measures="row_max", ci=0.9, resamples=5, run=run)
+            said = f"there are {count} prompts only: the intervals of fewer than 10 are too narrow"
+            assert caplog.text.count(said) == times
 
     def test_what_does_not_go_together(self) -> None:
         for options, said in [

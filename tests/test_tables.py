@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gattn_viz import tables
+from gattn_viz import GattnVizError, tables
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.layer import LayerSums
 from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, choose_measures
-from gattn_viz.metrics.over_prompts import ModelSums, Rows, join_layers, layer_rows, merge
+from gattn_viz.metrics.over_prompts import CHOICES, ModelSums, Rows, join_layers, layer_rows, merge
 
 INCLUDE = Options(first_row="include")
 
@@ -30,16 +30,16 @@ def random_sums(tokens: int, heads: int = 2, seed: int = 0, gate: bool = True) -
     return LayerSums(
         tokens=tokens,
         heads=heads,
-        first_token=p[:, :, 0].sum(1),
+        first_token=p[:, 1:, 0].sum(1),
         first_row=p[:, 0, 0],
         received=p.sum(1),
         entropy=entropy.sum(-1),
         entropy_ratio=(entropy[:, 1:] / np.log(np.arange(2, tokens + 1))).sum(-1),
-        ratio_queries=tokens - 1,
+        ratio_queries=int(random.integers(1, tokens)) if tokens > 2 else tokens - 1,
         row_max=p.max(-1).sum(-1),
         gate_mean=random.random(heads) if gate else None,
         value_norm=random.random((heads, tokens)),
-        max_activation=float(random.integers(1, 6)),  # few values, so that there are ties
+        max_activation=float(random.integers(1, 4)) * (1 + 1e-3 * random.random()),  # the same but for rounding
         max_activation_position=int(random.integers(tokens)),
         max_activation_channel=int(random.integers(50)),
         median_activation=float(random.random() + 0.1),
@@ -111,15 +111,13 @@ def naive_row(
         if measure.combine == "most frequent":
             seen = Counter(int(of_prompt[index]) for of_prompt in values for index in group)
             row[name] = min(position for position, count in seen.items() if count == max(seen.values()))
-        elif measure.combine == "at largest":
-            row[name] = naive_at_largest(cases, group, name)
-            if name == "max_activation_ratio" and by == "model":
-                layers = sorted({units[index][0] for index in group})
-                of_layers = [
-                    naive_at_largest(cases, [index for index in group if units[index][0] == layer], name)
-                    for layer in layers
-                ]
-                row[name] = sum(of_layers) / len(of_layers)
+        elif measure.combine == "most frequent at largest":
+            seen = Counter(naive_at_largest(cases, group, name))
+            row[name] = min(position for position, count in seen.items() if count == max(seen.values()))
+        elif measure.combine == "mean at largest":
+            layers = sorted({units[index][0] for index in group})
+            by_layer = [[index for index in group if units[index][0] == layer] for layer in layers]
+            row[name] = mean_of([mean_of(naive_at_largest(cases, indices, name)) for indices in by_layer])
         else:
             of_head = {}
             for index in group:
@@ -129,6 +127,7 @@ def naive_row(
                         "queries": queries[prompt],
                         "tokens": cases[prompt].tokens,
                         "other tokens": cases[prompt].tokens - 1,
+                        "queries with a choice": cases[prompt].rows[CHOICES][index],
                         "prompts": 1,
                         "largest": 1,
                     }[measure.combine]
@@ -148,13 +147,17 @@ def naive_row(
     return row
 
 
-def naive_at_largest(cases: Sequence[Case], group: list[int], name: str) -> float:
-    largest, value = -math.inf, math.nan
-    for case in cases:
-        for index in group:
-            if case.rows["max_activation"][index] > largest:
-                largest, value = case.rows["max_activation"][index], case.rows[name][index]
-    return float(value)
+def naive_at_largest(cases: Sequence[Case], group: list[int], name: str) -> list[float]:
+    """The values where the activation is within 1 % of the largest; a layer counts once a prompt."""
+    layer = cases[0].rows["layer"]
+    first_heads = [index for index in group if index == 0 or layer[index] != layer[index - 1] or len(group) == 1]
+    largest = max(case.rows["max_activation"][index] for case in cases for index in first_heads)
+    return [
+        float(case.rows[name][index])
+        for case in cases
+        for index in first_heads
+        if case.rows["max_activation"][index] >= 0.99 * largest
+    ]
 
 
 def mean_of(values: list[float]) -> float:
@@ -220,8 +223,8 @@ class TestSummarise:
         rows = tables.table_rows(sums_of([case]), "head", "it")
         assert list(rows)[:4] == ["model", "prompt", "layer", "head"]
         assert rows["prompt"].tolist() == ["it"] * 7
-        for name, values in case.rows.items():
-            np.testing.assert_allclose(rows[name], values, rtol=1e-15)
+        for name in case.rows.keys() - {CHOICES}:
+            np.testing.assert_allclose(rows[name], case.rows[name], rtol=1e-15)
         np.testing.assert_allclose(rows["perplexity"], math.exp(case.loss / 5))
 
     def test_a_one_token_prompt_weighs_nothing_in_what_it_has_no_value_for(self) -> None:
@@ -276,17 +279,93 @@ class TestMerge:
             with pytest.raises(ValueError, match=f"different {what} do not merge"):
                 merge(one, other)
 
-    def test_the_size_does_not_depend_on_the_number_of_prompts(self) -> None:
-        def size(count: int) -> int:
+    def test_no_prompt_counts_twice(self) -> None:
+        cases = [make_case(4), make_case(5, 1), make_case(6, 2)]
+        a, b = sums_of(cases, only=[0, 1]), sums_of(cases, only=[1, 2])
+        with pytest.raises(
+            GattnVizError, match=r"^prompts of index 1 would count twice; expected each once: give"
+        ):
+            merge(a, b)
+        with pytest.raises(GattnVizError, match=r"^prompts of index 0 would"):
+            a.add(0, cases[0].tokens, cases[0].rows, cases[0].loss)
+        assert tables.summarise([merge(a, sums_of(cases, only=[2]))]).n_prompts.unique().tolist() == [3]
+
+    def test_the_size_hardly_depends_on_the_number_of_prompts(self) -> None:
+        def size(count: int) -> tuple[int, int]:
             cases = [make_case(4, n) for n in range(count)]
             sums = sums_of(cases, bootstrap=Bootstrap(0.9, resamples=10))
-            arrays = [sums.largest.value, sums.largest.prompt, *sums.largest.companions.values()]
-            for mean in sums.means.values():
-                arrays += [mean.total, mean.weight, mean.prompts]
-            return sum(array.nbytes for array in arrays) + sum(map(len, sums.positions.values()))
+            arrays = [array for mean in sums.means.values() for array in (mean.total, mean.weight, mean.prompts)]
+            kept = [array.size for prompt in sums.largest.prompts.values() for array in prompt.values()]
+            return sum(array.nbytes for array in arrays) + sum(map(len, sums.positions.values())), sum(kept)
 
         most_positions = 7 * 4
-        assert size(60) <= size(3) + most_positions
+        (few, kept), (many, more_kept) = size(3), size(60)
+        assert many <= few + most_positions
+        assert (kept, more_kept) == (3 * 3 * 4, 60 * 3 * 4)  # 3 layers, 4 numbers
+
+
+class TestAtLargest:
+    """The largest activation of prompts that begin alike is the same but for rounding."""
+
+    def cases(self, noise: float = 0, seed: int = 0) -> list[Case]:
+        random = np.random.default_rng(seed)
+        cases = [make_case(4, n) for n in range(6)]
+        for n, case in enumerate(cases):
+            case.rows["max_activation"] = np.array([300.0, 300, 301, 301, 301, 20, 20])
+            case.rows["max_activation_ratio"] = np.repeat([10.0 + n, 100 + n, 5 + n], [2, 3, 2])
+            case.rows["max_activation_position"] = np.repeat([1.0, 1 + n % 3, 2 + n // 3], [2, 3, 2])
+            case.rows["max_activation_channel"] = np.repeat([7.0, 8, 9], [2, 3, 2])
+            if n == 5:  # far from the largest: does not count
+                case.rows["max_activation"] = case.rows["max_activation"] * 0.9
+            case.rows["max_activation"] = case.rows["max_activation"] * (1 + noise * random.standard_normal())
+        return cases
+
+    def test_by_hand(self) -> None:
+        by_layer = tables.summarise([sums_of(self.cases())], "layer")
+        assert by_layer.max_activation_ratio.tolist() == [12, 102, 7]  # of prompts 0 to 4
+        # layer 2: 1 2 3 1 2, of two equally frequent ones the smallest; layer 3: 2 2 2 3 3
+        assert by_layer.max_activation_position.tolist() == [1, 1, 2]
+        assert by_layer.max_activation_channel.tolist() == [7, 8, 9]
+        model = tables.summarise([sums_of(self.cases())], "model")
+        assert model.max_activation_ratio.item() == pytest.approx((12 + 102 + 7) / 3)
+        # layers 1 and 2 are as large: 1 five times, and 1 2 3 1 2; channels 7 and 8 five times each
+        assert model.max_activation_position.item() == 1
+        assert model.max_activation_channel.item() == 7
+
+    @pytest.mark.parametrize("by", ["head", "layer", "model"])
+    @pytest.mark.parametrize("noise", [1e-6, 1e-3])
+    def test_rounding_and_order_decide_nothing(self, by: tables.By, noise: float) -> None:
+        names = ["max_activation_ratio", "max_activation_position", "max_activation_channel"]
+        expected = tables.summarise([sums_of(self.cases())], by)[names]
+        for seed in range(5):
+            cases = self.cases(noise, seed)
+            order = np.random.default_rng(seed).permutation(len(cases))
+            for sums in (sums_of(cases, only=order.tolist()), sums_of([cases[n] for n in order])):
+                pd.testing.assert_frame_equal(tables.summarise([sums], by)[names], expected, rtol=1e-12)
+
+    def test_of_no_size_at_all(self) -> None:
+        cases = self.cases()
+        for case in cases:
+            case.rows["max_activation"] = np.zeros(7)
+            case.rows["max_activation_ratio"] = np.full(7, np.nan)
+        for by in ("head", "layer", "model"):
+            table = tables.summarise([sums_of(cases)], by)
+            assert table.max_activation_ratio.isna().all()
+            assert (table.max_activation == 0).all()
+            assert (table.max_activation_position >= 1).all()
+
+
+def test_entropy_ratio_weighs_by_the_queries_that_see_two_keys() -> None:
+    """Layers differ in these where attention is local; 2 and 1 of layer 1, 1 and 3 of layer 2."""
+    sums = [[replace(random_sums(4, 2, n), ratio_queries=count) for count in counts] for n, counts in
+            enumerate([(2, 1), (1, 3)])]  # fmt: skip
+    cases = [
+        Case(4, join_layers(layer_rows(n, one, SINK_MEASURES, Options()) for n, one in enumerate(of_prompt, 1)), 1)
+        for of_prompt in sums
+    ]
+    table = tables.summarise([sums_of(cases)], "head")
+    total = [sums[0][n].entropy_ratio + sums[1][n].entropy_ratio for n in (0, 1)]
+    np.testing.assert_allclose(table.entropy_ratio, np.concatenate([total[0] / 3, total[1] / 4]))
 
 
 def assert_same_interval(table: pd.DataFrame, name: str, low: np.ndarray, high: np.ndarray) -> None:

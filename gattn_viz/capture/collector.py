@@ -7,10 +7,9 @@ model's own `layer_idx`, and the methods called from hooks, are 0-based.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,8 +21,9 @@ from gattn_viz.capture.attention import Attention
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.gate_sums import GateSums, OutputSums
+from gattn_viz.metrics.largest import as_large
 from gattn_viz.metrics.layer import LayerSums, Need
-from gattn_viz.metrics.median import MagnitudeHistogram, median
+from gattn_viz.metrics.median import RunningMedian, median
 from gattn_viz.metrics.pooling import MapBuilder, MapView
 from gattn_viz.metrics.sums import AttentionSums
 
@@ -103,12 +103,10 @@ class _Partial:
     output_after: OutputSums | None = None
     value_norms: list[Tensor] = field(default_factory=list)  # (H, Q) each
     kept: dict[str, list[Tensor]] = field(default_factory=dict)
-    tokens_seen: int = 0  # of the residual stream
-    max_activation: float = float("nan")
-    max_position: int = -1
-    max_channel: int = -1
+    largest: list[NDArray[np.float32]] = field(default_factory=list)  # (Q,) each, of the residual stream
+    largest_channel: list[NDArray[np.int64]] = field(default_factory=list)
     median: float = float("nan")
-    activations: MagnitudeHistogram | None = None  # in place of the median itself, with chunks
+    parts: RunningMedian | None = None  # in place of the median itself, with chunks
 
 
 @dataclass
@@ -276,10 +274,7 @@ class Collector:
                 output_before=partial.output_before,
                 output_after=partial.output_after,
                 value_norm=_to_numpy(torch.cat(partial.value_norms, 1)) if partial.value_norms else None,
-                max_activation=partial.max_activation,
-                max_activation_position=partial.max_position,
-                max_activation_channel=partial.max_channel,
-                median_activation=partial.median if partial.activations is None else partial.activations.median(),
+                **_activations(partial),
             ),
         )
 
@@ -304,7 +299,7 @@ def _add_fused(sums: AttentionSums, needs: frozenset[Need], attention: Attention
     if "entropy" in needs:
         first_count = attention.first_query + 1
         seen = torch.arange(first_count, first_count + len(lse), device=lse.device)
-        sums.add_entropy(every, fused.entropy(attention, lse).flatten(1, 2).T, seen)
+        sums.add_entropy(every, fused.entropy(attention).flatten(1, 2).T, seen)
 
 
 Sums = TypeVar("Sums", GateSums, OutputSums)
@@ -316,18 +311,27 @@ def _plus(before: Sums | None, more: Sums) -> Sums:
 
 def _add_residual(partial: _Partial, tokens: Tensor) -> None:
     size = tokens.detach().float().abs().cpu().numpy()  # (Q, hidden)
-    largest = int(size.argmax())  # the first of them; a NaN counts as the largest
-    value = float(size.flat[largest])
-    if partial.tokens_seen == 0 or value > partial.max_activation or math.isnan(value):
-        partial.max_activation = value
-        row, partial.max_channel = divmod(largest, size.shape[1])
-        partial.max_position = partial.tokens_seen + row
-    partial.tokens_seen += len(size)
+    partial.largest.append(size.max(1))
+    partial.largest_channel.append(size.argmax(1))
     if len(size) == partial.tokens:
         partial.median = median(size)
     else:
-        partial.activations = partial.activations or MagnitudeHistogram()
-        partial.activations.add(size)
+        partial.parts = partial.parts or RunningMedian()
+        partial.parts.add(size)
+
+
+def _activations(partial: _Partial) -> dict[str, Any]:
+    """What `LayerSums` says of the residual stream; nothing if it was not asked for."""
+    if not partial.largest:
+        return {}
+    size = np.concatenate(partial.largest)  # (T,)
+    position = int(as_large(size).argmax())
+    return {
+        "max_activation": float(size.max()),
+        "max_activation_position": position,
+        "max_activation_channel": int(np.concatenate(partial.largest_channel)[position]),
+        "median_activation": partial.median if partial.parts is None else partial.parts.result(),
+    }
 
 
 def _to_numpy(tensor: Tensor | None) -> NDArray[np.float64] | None:

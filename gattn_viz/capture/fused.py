@@ -4,9 +4,9 @@
     p[i, 1] = exp(s[i, 1] - LSE_i)
     entropy_i = LSE_i - sum_k p[i, k] s[i, k] = LSE_i - q_i . sum_k p[i, k] k_k
 
-so that the first token's mass costs one column of scores, and entropy one more call with the keys as values. With
-values that say which bucket a key is in, a call gives a pooled map. Only for the plain causal rule, without
-softcap, biases or learned sinks.
+so that the first token's mass costs one column of scores, and entropy one more call, with keys relative to the
+first one, which are the values too. With values that say which bucket a key is in, a call gives a pooled map. Only
+for the plain causal rule, without softcap, biases or learned sinks.
 
 Axis letters as in `attention`.
 """
@@ -47,19 +47,22 @@ def attend(attention: Attention) -> tuple[Tensor, Tensor]:
 
 
 def first_token(attention: Attention, lse: Tensor) -> Tensor:
-    """(Q, K, G): the probability of the first token."""
-    return (_first_scores(attention) - lse).exp()
+    """(Q, K, G): the probability of the first token, at most 1 although the two scores are rounded apart."""
+    return (_first_scores(attention) - lse).clamp_max(0).exp()
 
 
-def entropy(attention: Attention, lse: Tensor) -> Tensor:
-    """(Q, K, G), in nats.
+def entropy(attention: Attention) -> Tensor:
+    """(Q, K, G), in nats, from 0 to the log of how many keys a query sees; exactly 0 where that is one.
 
-    The keys are taken relative to the first one: the softmax stays as it is, and where a sink's score is far above
-    the others nothing large is left to cancel.
+    The keys are taken relative to the first one: the softmax stays as it is, and of what all scores have in
+    common, or of a sink's score far above the others, nothing is left to cancel. The error is some 1e-7 times the
+    largest difference of a score to the first key's.
     """
-    centred = attention.k - attention.k[:, :1]
-    mean_key, _ = _attend_to(attention, centred)
-    return lse - _first_scores(attention) - attention.scale * (attention.q * mean_key).sum(-1)
+    centred = replace(attention, k=attention.k - attention.k[:, :1])
+    mean_key, lse = _attend_to(centred, centred.k)
+    found = lse - attention.scale * (attention.q * mean_key).sum(-1)
+    seen = torch.arange(1, len(lse) + 1, dtype=lse.dtype, device=lse.device) + attention.first_query
+    return found.clamp_min(0).minimum(seen.log()[:, None, None])
 
 
 def can_pool(attention: Attention, builder: MapBuilder) -> bool:
@@ -128,9 +131,9 @@ def _attend_to(attention: Attention, v: Tensor) -> tuple[Tensor, Tensor]:
     output, lse = _by_group(q, k[:, past:], v[:, past:], scale, causal=True)
     if past:
         before, lse_before = _by_group(q, k[:, :past], v[:, :past], scale, causal=False)
-        whole = torch.logaddexp(lse, lse_before)
-        output = output * (lse - whole).exp()[..., None] + before * (lse_before - whole).exp()[..., None]
-        lse = whole
+        # two shares from one number add up to 1, which exp(lse - whole) of large, rounded ones do not
+        output = before.lerp(output, (lse - lse_before).sigmoid()[..., None])
+        lse = torch.logaddexp(lse, lse_before)
     return output, lse
 
 

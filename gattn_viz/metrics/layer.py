@@ -29,7 +29,8 @@ class LayerSums:
     Attributes:
         tokens: T, the prompt's real tokens.
         heads: H.
-        first_token: (H,), the attention to the first token, summed over all queries.
+        first_token: (H,), the attention to the first token, summed over the queries after the first. With the 1 of
+            the first one in it, what is next to 0 would have lost its digits.
         first_row: (H,), the attention of the first query to it (1, unless there is a learned sink).
         received: (H, T), for each key the sum of the attention it gets, over all queries.
         entropy: (H,), the sum over queries of -sum_k p log p, in nats.
@@ -43,7 +44,8 @@ class LayerSums:
             without a gate too.
         value_norm: (H, T), the L2 norm of each token's value; a query head has its KV head's.
         max_activation: max abs of the residual stream after the layer. NaN if not asked.
-        max_activation_position, max_activation_channel: where that is, 0-based. -1 if not asked.
+        max_activation_position, max_activation_channel: where that is, 0-based: the first token as large, see
+            `largest`, and its largest channel. -1 if not asked.
         median_activation: the median abs over tokens and channels. NaN if not asked.
     """
 

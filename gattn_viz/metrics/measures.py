@@ -21,8 +21,8 @@ from gattn_viz.metrics.layer import LayerSums, Need
 
 FirstRow = Literal["exclude", "include"]
 Combine = Literal[
-    "queries", "tokens", "other tokens", "prompts", "predictions", "largest", "at largest", "most frequent",
-    "pooled",
+    "queries", "tokens", "other tokens", "queries with a choice", "prompts", "predictions", "largest",
+    "mean at largest", "most frequent at largest", "most frequent", "pooled",
 ]  # fmt: skip
 Array = NDArray[np.float64]
 
@@ -65,10 +65,10 @@ class Measure:
         low, high: the range, None where there is no bound.
         needs: what has to be taken out of a layer; None is nothing but the number of tokens.
         combine: how the values of several prompts become one. A mean weighs each prompt by its queries (those
-            that count under the first-row policy), its tokens, its tokens but the first, or 1; `predictions` is
-            exp of the mean of log, by predictions; else it is the largest value, the value where that other
-            measure is largest, or the most frequent one. `pooled`: the function takes the sums of all prompts
-            together.
+            that count under the first-row policy), its tokens, its tokens but the first, its queries that see two
+            keys or more, or 1; `predictions` is exp of the mean of log, by predictions; else it is the largest
+            value, or the most frequent one. `at largest`: over the prompts at which `max_activation` is largest,
+            see `largest`. `pooled`: the function takes the sums of all prompts together.
         definition: one line for the README.
         source: where the definition comes from.
     """
@@ -86,7 +86,12 @@ class Measure:
     @property
     def is_mean(self) -> bool:
         """Whether prompts are averaged."""
-        return self.combine not in ("largest", "at largest", "most frequent", "pooled")
+        return not self.at_largest and self.combine not in ("largest", "most frequent", "pooled")
+
+    @property
+    def at_largest(self) -> bool:
+        """Whether only the prompts count at which `max_activation` is largest."""
+        return self.combine.endswith("at largest")
 
     @property
     def has_interval(self) -> bool:
@@ -98,17 +103,17 @@ def alpha(sums: LayerSums) -> Array:
     """(H, T): for each key, the mean attention it gets from the queries at or after it."""
     assert sums.received is not None
     queries = np.arange(sums.tokens, 0, -1)
-    return sums.received / queries
+    return _probability(sums.received / queries)
 
 
 def first_token_mass(sums: LayerSums, options: Options) -> Array:
     """Mean over queries of p[i, 1]; NaN if no query counts."""
     assert sums.first_token is not None
+    assert sums.first_row is not None
     received = sums.first_token
-    if options.first_row == "exclude":
-        assert sums.first_row is not None
-        received = received - sums.first_row
-    return _divide(received, options.queries(sums.tokens))
+    if options.first_row == "include":
+        received = received + sums.first_row
+    return _probability(_divide(received, options.queries(sums.tokens)))
 
 
 def uniform_null(sums: LayerSums, options: Options) -> Array:
@@ -125,7 +130,9 @@ def uniform_null(sums: LayerSums, options: Options) -> Array:
 def sink_rate(sums: LayerSums, options: Options) -> Array:
     """1 where alpha of the first token exceeds the threshold, else 0."""
     assert sums.first_token is not None
-    return (sums.first_token / sums.tokens > options.sink_threshold).astype(float)
+    assert sums.first_row is not None
+    alpha_first = _probability((sums.first_token + sums.first_row) / sums.tokens)
+    return (alpha_first > options.sink_threshold).astype(float)
 
 
 def _top_sink(sums: LayerSums) -> NDArray[np.intp]:
@@ -193,7 +200,7 @@ def max_activation(sums: LayerSums, options: Options) -> Array:
 
 
 def max_activation_ratio(sums: LayerSums, options: Options) -> Array:
-    """The same over the median abs of that prompt at that layer."""
+    """The same over the median abs of that prompt at that layer; NaN if that is 0."""
     return np.full(sums.heads, _divide(sums.max_activation, sums.median_activation))
 
 
@@ -205,6 +212,11 @@ def max_activation_position(sums: LayerSums, options: Options) -> Array:
 def max_activation_channel(sums: LayerSums, options: Options) -> Array:
     """The channel of the residual stream where it is, from 1."""
     return np.full(sums.heads, sums.max_activation_channel + 1.0)
+
+
+def _probability(mean: Array) -> Array:
+    """At most 1: a row that is all on one key may sum to 1 + 6e-8 in float32, which exceeds a threshold of 1."""
+    return np.minimum(mean, 1)
 
 
 def _divide(total: Array | float, count: float) -> Array:
@@ -251,8 +263,8 @@ SINK_MEASURES: tuple[Measure, ...] = (
         "Shannon 1948",
     ),
     Measure(
-        "entropy_ratio", entropy_ratio, "share", 0, 1, "entropy", "other tokens",
-        "mean over queries i >= 2 of their entropy over log(number of keys they see)",
+        "entropy_ratio", entropy_ratio, "share", 0, 1, "entropy", "queries with a choice",
+        "mean over queries that see two keys or more of their entropy over log(number of keys they see)",
         "1 is uniform attention",
     ),
     Measure(
@@ -272,19 +284,21 @@ SINK_MEASURES: tuple[Measure, ...] = (
         f"M-Act of {_QIU}; {_SUN}",
     ),
     Measure(
-        "max_activation_ratio", max_activation_ratio, "ratio", 1, None, "residual", "at largest",
-        "max_activation over the median abs at that layer, of the prompt that has it; of a model: the mean "
-        "over its layers",
+        "max_activation_ratio", max_activation_ratio, "ratio", 1, None, "residual", "mean at largest",
+        "the prompt's max abs over its median abs at that layer, where its max is within 1% of max_activation; "
+        "empty where the median is 0; of a model: the mean over its layers",
         f"massive: max > 100 and ratio >= 1000; {_SUN}",
     ),
     Measure(
-        "max_activation_position", max_activation_position, "position", 1, None, "residual", "at largest",
-        "the token at which it is; of a model: in the layer where it is largest",
+        "max_activation_position", max_activation_position, "position", 1, None, "residual",
+        "most frequent at largest",
+        "the first token at which it is, within 1%; of a model: over the layers within 1% of its largest, too",
         _SUN,
     ),
     Measure(
-        "max_activation_channel", max_activation_channel, "channel", 1, None, "residual", "at largest",
-        "the channel in which it is; of a model: in the layer where it is largest",
+        "max_activation_channel", max_activation_channel, "channel", 1, None, "residual",
+        "most frequent at largest",
+        "the channel in which it is at that token; of a model: over the layers within 1% of its largest, too",
         _SUN,
     ),
     Measure(

@@ -1,4 +1,7 @@
-"""Many prompts as one: sums over the prompts of a model, whose size does not depend on how many there are.
+"""Many prompts as one: sums over the prompts of a model.
+
+Their size does not depend on how many there are, but for four numbers a layer of each prompt where it is asked at
+which prompts the residual stream is largest: that is known at the end only.
 
     sums = ModelSums("baseline", measures, options, rows["layer"], rows["head"])
     sums.add(0, tokens, rows)       # a prompt; in any order
@@ -18,10 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.gate_measures import GateOptions
+from gattn_viz.metrics.largest import LARGEST, Largest
 from gattn_viz.metrics.layer import LayerSums
-from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options
+from gattn_viz.metrics.measures import Measure, Options
 
 Array = NDArray[np.float64]
 Rows = dict[str, NDArray[Any]]
@@ -33,7 +38,8 @@ POOLED = ("gates", "output_before", "output_after")
 
 SomeOptions = Options | GateOptions
 
-LARGEST = next(measure for measure in SINK_MEASURES if measure.combine == "largest")
+CHOICES = "queries_with_a_choice"
+"""The column of how many queries see two keys or more, in the rows of a measure that weighs by them."""
 
 
 def layer_rows(layer: int, sums: LayerSums, measures: Iterable[Measure], options: SomeOptions) -> Rows:
@@ -41,11 +47,12 @@ def layer_rows(layer: int, sums: LayerSums, measures: Iterable[Measure], options
 
     Args:
         layer: from 1.
-        measures: those asked for. What "at largest" measures go by is added.
+        measures: those asked for. What "at largest" measures go by, and what others weigh by, is added.
     """
     measures = list(measures)
-    if LARGEST not in measures and any(measure.combine == "at largest" for measure in measures):
+    if LARGEST not in measures and any(measure.at_largest for measure in measures):
         measures.append(LARGEST)
+    by_choices = any(measure.combine == "queries with a choice" for measure in measures)
     return {
         "layer": np.full(sums.heads, layer),
         "head": np.arange(1, sums.heads + 1),
@@ -54,6 +61,7 @@ def layer_rows(layer: int, sums: LayerSums, measures: Iterable[Measure], options
             for measure in measures
             if measure.function is not None and measure.combine != "pooled"
         },
+        **({CHOICES: np.full(sums.heads, sums.ratio_queries)} if by_choices else {}),
     }
 
 
@@ -96,14 +104,13 @@ class WeightedMean:
     def empty(cls, units: int, samples: int) -> WeightedMean:
         return cls(np.zeros((units, samples)), np.zeros((1, samples)), np.zeros((1, 1), int))
 
-    def add(self, value: Array, weight: float, times: NDArray[np.int64]) -> None:
-        """Add a prompt's (U,) values, (S,) times."""
+    def add(self, value: Array, weight: float | NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """Add a prompt's (U,) values, (S,) times; the weight is one for all heads, or (U,)."""
         present = ~np.isnan(value)
-        self.total += np.outer(np.where(present, value, 0) * weight, times)
-        if present.all() or not present.any():
-            present = present[:1]
-        self.weight = self.weight + np.outer(present * weight, times)
-        self.prompts = self.prompts + present[:, None]
+        weights = present * weight
+        self.total += np.outer(np.where(present, value, 0) * weights, times)
+        self.weight = self.weight + np.outer(_one_if_alike(weights), times)
+        self.prompts = self.prompts + _one_if_alike(present)[:, None]
 
     def merge(self, other: WeightedMean) -> None:
         self.total += other.total
@@ -115,31 +122,9 @@ class WeightedMean:
         return self.total / np.where(self.weight == 0, np.nan, self.weight)
 
 
-@dataclass
-class Largest:
-    """The largest value of each head over prompts, and what goes with it. Of equals, the first prompt's.
-
-    Attributes:
-        value: (U,).
-        prompt: (U,), the index of the prompt that has it.
-        companions: (U,) for each measure that is taken where that one is largest.
-    """
-
-    value: Array
-    prompt: NDArray[np.int64]
-    companions: dict[str, Array]
-
-    @classmethod
-    def empty(cls, units: int, companions: Iterable[str]) -> Largest:
-        none = np.full(units, np.nan)
-        return cls(np.full(units, -np.inf), np.full(units, -1), {name: none.copy() for name in companions})
-
-    def merge(self, other: Largest) -> None:
-        better = (other.value > self.value) | ((other.value == self.value) & (other.prompt < self.prompt))
-        self.value = np.where(better, other.value, self.value)
-        self.prompt = np.where(better, other.prompt, self.prompt)
-        for name, values in other.companions.items():
-            self.companions[name] = np.where(better, values, self.companions[name])
+def _one_if_alike(values: NDArray[Any]) -> NDArray[Any]:
+    """(1,) of (U,) equal values, else as they are."""
+    return values[:1] if (values == values[:1]).all() else values
 
 
 @dataclass
@@ -153,10 +138,11 @@ class ModelSums:
         bootstrap: the intervals wanted.
         all_prompts: how many prompts there will be in all; for the bootstrap.
         means: for each measure that is a mean; that of `perplexity` is of the loss, and U is 1.
-        largest: of `max_activation`.
+        largest: of `max_activation`, if that is measured.
         pooled: the layers' sums over all prompts, for the measures that need them.
         positions: how often each (index in U, position) came, for each measure that is the most frequent one.
-        n_prompts, n_queries, tokens: what was added.
+        prompts: the indices of those that were added.
+        n_queries, tokens: what was added.
     """
 
     model: str
@@ -167,20 +153,22 @@ class ModelSums:
     bootstrap: Bootstrap | None = None
     all_prompts: int = 0
     means: dict[str, WeightedMean] = field(init=False)
-    largest: Largest = field(init=False)
+    largest: Largest = field(default_factory=Largest, init=False)
     positions: dict[str, Counter[tuple[int, int]]] = field(init=False)
     pooled: Pools = field(default_factory=dict, init=False)
-    n_prompts: int = field(default=0, init=False)
+    prompts: set[int] = field(default_factory=set, init=False)
     n_queries: int = field(default=0, init=False)
     tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.means = {measure.name: self._no_mean(measure) for measure in self.measures if measure.is_mean}
-        companions = [measure.name for measure in self.measures if measure.combine == "at largest"]
-        self.largest = Largest.empty(len(self.layer), companions)
         self.positions = {
             measure.name: Counter() for measure in self.measures if measure.combine == "most frequent"
         }
+
+    @property
+    def n_prompts(self) -> int:
+        return len(self.prompts)
 
     def _no_mean(self, measure: Measure) -> WeightedMean:
         resamples = self.bootstrap.resamples if self.bootstrap is not None and measure.has_interval else 0
@@ -196,12 +184,17 @@ class ModelSums:
             rows: those of all its layers.
             loss: the sum over its T - 1 predictions of -log p(next token), in nats.
             pools: what adds up of its layers, if a measure needs it.
+
+        Raises:
+            GattnVizError: it was added before.
         """
+        self._add_prompts({prompt})
         queries = self.options.queries(tokens)
-        weights = {
+        weights: dict[str, int | NDArray[np.int64]] = {
             "queries": queries,
             "tokens": tokens,
             "other tokens": tokens - 1,
+            "queries with a choice": rows.get(CHOICES, 0),
             "predictions": tokens - 1,
             "prompts": 1,
         }
@@ -216,12 +209,22 @@ class ModelSums:
             elif measure.combine == "most frequent":
                 self.positions[measure.name].update(enumerate(rows[measure.name].astype(int).tolist()))
         if LARGEST.name in rows:
-            companions = {name: rows[name] for name in self.largest.companions}
-            self.largest.merge(Largest(rows[LARGEST.name], np.full(len(self.layer), prompt), companions))
+            _, first_heads = np.unique(self.layer, return_index=True)
+            names = [LARGEST.name, *(measure.name for measure in self.measures if measure.at_largest)]
+            self.largest.prompts[prompt] = {name: rows[name][first_heads] for name in names}
         self._pool(pools or {})
-        self.n_prompts += 1
         self.n_queries += queries
         self.tokens += tokens
+
+    def _add_prompts(self, prompts: set[int]) -> None:
+        twice = sorted(self.prompts & prompts)
+        if twice:
+            some = ", ".join(map(str, twice[:3])) + (", ..." if len(twice) > 3 else "")
+            raise GattnVizError(
+                f"prompts of index {some} would count twice; expected each once: give every prompt an index of "
+                "its own, and merge sums that share none"
+            )
+        self.prompts |= prompts
 
     def _pool(self, pools: Pools) -> None:
         for layer, sums in pools.items():
@@ -233,6 +236,7 @@ def merge(a: ModelSums, b: ModelSums) -> ModelSums:
 
     Raises:
         ValueError: they are not sums of the same thing.
+        GattnVizError: a prompt is in both.
     """
     for name in ("model", "measures", "options", "bootstrap", "all_prompts"):
         if getattr(a, name) != getattr(b, name):
@@ -240,13 +244,13 @@ def merge(a: ModelSums, b: ModelSums) -> ModelSums:
     if not (np.array_equal(a.layer, b.layer) and np.array_equal(a.head, b.head)):
         raise ValueError("sums of different layers or heads do not merge")
     both = deepcopy(a)
+    both._add_prompts(b.prompts)
     for name, mean in b.means.items():
         both.means[name].merge(mean)
-    both.largest.merge(b.largest)
+    both.largest.prompts |= b.largest.prompts
     for name, counts in b.positions.items():
         both.positions[name].update(counts)
     both._pool(b.pooled)
-    both.n_prompts += b.n_prompts
     both.n_queries += b.n_queries
     both.tokens += b.tokens
     return both

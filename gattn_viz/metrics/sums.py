@@ -22,7 +22,8 @@ class AttentionSums:
     """Sums over the queries of one prompt at one layer, for each head; None for what was not asked.
 
     Attributes:
-        first_token, first_row, entropy, entropy_ratio, row_max: (H,), see `LayerSums`.
+        first_token, first_row, entropy, entropy_ratio, row_max: (H,), see `LayerSums`. Float64 where the device
+            has it: over many queries float32 would lose digits.
         received: (H, T).
         ratio_queries: how many queries see two keys or more.
     """
@@ -47,8 +48,10 @@ class AttentionSums:
     ) -> AttentionSums:
         """Sums over no query yet."""
 
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+
         def of_heads(need: Need) -> Tensor | None:
-            return torch.zeros(heads, device=device) if need in needs else None
+            return torch.zeros(heads, dtype=dtype, device=device) if need in needs else None
 
         return cls(
             heads,
@@ -65,9 +68,10 @@ class AttentionSums:
         """Add (h, Q) probabilities of the first token, of queries `first_query`, ... (0-based) and those heads."""
         assert self.first_token is not None
         assert self.first_row is not None
-        self.first_token[heads] += p.sum(-1)
         if first_query == 0:
-            self.first_row[heads] += p[:, 0]
+            self.first_row[heads] += p[:, :1].sum(-1)
+            p = p[:, 1:]
+        self.first_token[heads] += p.sum(-1, dtype=self.first_token.dtype)
 
     def add_received(self, heads: slice, first_key: int, received: Tensor) -> None:
         """Add (h, keys) attention, summed over some queries, to keys `first_key`, ... (0-based)."""
@@ -79,15 +83,16 @@ class AttentionSums:
         assert self.entropy is not None
         assert self.entropy_ratio is not None
         several = visible > 1  # a query that sees one key has no choice: log 1 = 0
-        self.entropy[heads] += entropy.sum(-1)
-        self.entropy_ratio[heads] += (entropy / visible.log().where(several, torch.inf)).sum(-1)
+        dtype = self.entropy.dtype
+        self.entropy[heads] += entropy.sum(-1, dtype=dtype)
+        self.entropy_ratio[heads] += (entropy / visible.log().where(several, torch.inf)).sum(-1, dtype=dtype)
         if heads.start == 0:
             self.ratio_queries += int(several.sum())
 
     def add_row_max(self, heads: slice, largest: Tensor) -> None:
         """Add (h, Q) largest probabilities of some queries."""
         assert self.row_max is not None
-        self.row_max[heads] += largest.sum(-1)
+        self.row_max[heads] += largest.sum(-1, dtype=self.row_max.dtype)
 
 
 def sum_map(probabilities: Tensor) -> AttentionSums:

@@ -33,6 +33,9 @@ from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, log
 from gattn_viz.prompts import EncodedPrompt, Prompt
 
+FEW = 10
+"""Intervals of fewer prompts are too narrow to be shown without a word."""
+
 IN_WORDS = {"fused": "fused kernel", "blocks": "blocks of rows, float32"}
 """How attention was computed."""
 
@@ -129,8 +132,8 @@ def measure(
     results: list[_Measured] = []
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
         _check_long_enough(encoded, wanted.options)
-        if wanted.bootstrap is not None and len(encoded) == 1 and not results:
-            log.warning("there is one prompt only, which says nothing about chance: the intervals are empty")
+        if wanted.bootstrap is not None and not results:
+            _warn_of_few(len(encoded))
         results.append(_measure_model(label, loaded, encoded, wanted, run, progress))
         del loaded  # before the next one is loaded
 
@@ -230,6 +233,19 @@ def _check_loss(loss: float | None, label: str, prompt: EncodedPrompt) -> None:
         raise GattnVizError(
             f"the loss of {label} on prompt {prompt.prompt.id!r} is {loss}; expected a finite number: try --dtype "
             "float32, or check the weights"
+        )
+
+
+def _warn_of_few(prompts: int) -> None:
+    """The percentile bootstrap takes the prompts' own spread for the truth, which that of few is below."""
+    if prompts == 1:
+        log.warning("there is one prompt only, which says nothing about chance: the intervals are empty")
+    elif prompts < FEW:
+        log.warning(
+            "there are %d prompts only: the intervals of fewer than %d are too narrow (of 8 prompts, one of 90%% "
+            "covers some 84%%)",
+            prompts,
+            FEW,
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gattn_viz.capture import fused
+from gattn_viz.capture.attention import Attention
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
 from gattn_viz.capture.collector import OF_ATTENTION, Collector, LayerCapture, Request, _choose_path
 from gattn_viz.capture.run import capture
@@ -45,9 +46,10 @@ class TestAgainstBlocks:
         assert sums.first_token is not None
         assert sums.entropy is not None
         count = len(a.q)
-        first = fused.first_token(a, lse).sum(0).flatten() / count
-        torch.testing.assert_close(first, sums.first_token / count, atol=2e-6, rtol=0)
-        entropy = fused.entropy(a, lse).sum(0).flatten() / count
+        assert sums.first_row is not None
+        first = fused.first_token(a, lse).double().sum(0).flatten() / count
+        torch.testing.assert_close(first, (sums.first_token + sums.first_row) / count, atol=2e-6, rtol=0)
+        entropy = fused.entropy(a).double().sum(0).flatten() / count
         torch.testing.assert_close(entropy, sums.entropy / count, atol=2e-5, rtol=0)
 
     @pytest.mark.parametrize("buckets", [1, 3, 30])
@@ -112,6 +114,61 @@ def test_the_path_follows_from_what_is_asked() -> None:
     for needs, path in ((frozenset({"first_token", "residual", "values", "gate"}), "fused"), (NEEDS, "blocks")):
         [layers] = capture(tiny_model("gate_headwise"), [[5, 6, 7, 8]], Request(needs=needs))
         assert {layer.path for layer in layers.values()} == {path}
+
+
+def entropy_in_float64(a: Attention) -> torch.Tensor:
+    """(Q, K, G), from probabilities, in double precision."""
+    scores = a.scale * torch.einsum("qhgd,htd->qhgt", a.q.double(), a.k.double())
+    places = torch.arange(a.k.shape[1])
+    hidden = places > a.first_query + torch.arange(len(a.q))[:, None]
+    return torch.special.entr(scores.masked_fill(hidden[:, None, None], -torch.inf).softmax(-1)).sum(-1)
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
+class TestEntropyOfLargeScores:
+    @pytest.mark.parametrize("cached", [0, 20])
+    def test_that_all_keys_have_in_common(self, size: float, cached: int) -> None:
+        a = attention(50, cached=cached)
+        common = torch.ones(4)
+        a = replace(a, q=a.q + common, k=a.k + size * common)
+        scores = a.scale * torch.einsum("qhgd,htd->qhgt", a.q, a.k)
+        assert scores.abs().max() > size
+        torch.testing.assert_close(fused.entropy(a).double(), entropy_in_float64(a), atol=1e-5, rtol=0)
+
+    def test_of_a_sink_far_above(self, size: float) -> None:
+        a = attention(50, kv_heads=1, group=1)
+        a.q[..., 0] = size
+        a.k[..., 0] = 0
+        a.k[:, 0, 0] = 2  # the first key's score is `size` more
+        found = fused.entropy(a)
+        torch.testing.assert_close(found.double(), entropy_in_float64(a), atol=1e-6, rtol=0)
+        assert size < 100 or found.max() < 1e-6
+
+    def test_of_a_first_key_far_below_with_a_cache(self, size: float) -> None:
+        """The two parts' shares add up to 1, however large the scores are that they are made from."""
+        a = attention(50, cached=20)
+        common = torch.ones(4)
+        a = replace(a, q=a.q / 4 + common)
+        a.k[:, 0] -= size * common
+        off = (fused.entropy(a).double() - entropy_in_float64(a)).abs().max()
+        assert off < 2e-6 + 2e-6 * size
+
+    def test_that_differ_by_so_much(self, size: float) -> None:
+        """The scores themselves are rounded to 6e-8 of their size: no more is to be had in float32."""
+        a = attention(50, spread=size)
+        off = (fused.entropy(a).double() - entropy_in_float64(a)).abs().max()
+        assert off < 2e-6 + 1e-6 * size
+
+    def test_lies_between_0_and_the_log_of_the_keys_seen(self, size: float) -> None:
+        alike = replace(attention(50), q=torch.zeros(50, 2, 2, 4))
+        for a in (attention(50, spread=size), alike, attention(50, cached=20, spread=size)):
+            found = fused.entropy(a)
+            seen = a.first_query + torch.arange(1, len(a.q) + 1)
+            assert (found >= 0).all()
+            assert (found <= seen.log()[:, None, None]).all()
+            if a.first_query == 0:
+                assert (found[0] == 0).all()
+            assert (fused.first_token(a, fused.attend(a)[1]) <= 1).all()
 
 
 def test_entropy_from_the_kernel_where_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from gattn_viz.capture import attention, blocks
-from gattn_viz.capture.collector import LayerCapture, Request
+from gattn_viz.capture.collector import Collector, LayerCapture, Request
 from gattn_viz.capture.run import capture, capture_batch, stream, verify_gates
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.layer import NEEDS
@@ -219,6 +219,29 @@ class TestResidualStream:
             found = size[sums.max_activation_position][sums.max_activation_channel]
             assert found == pytest.approx(flat[-1], rel=1e-5)
             assert sums.median_activation == pytest.approx(statistics.median(flat), rel=1e-4)
+
+    def test_tokens_that_differ_by_rounding_alone(self) -> None:
+        """Of several as large the first is named, however the prompt is cut."""
+        model = tiny_model("baseline")
+        for chunk in (None, 1, 2, 5):
+            [layers] = capture(model, [[7] * 9], Request(needs=frozenset({"residual"})), chunk=chunk)
+            assert [layer.sums.max_activation_position for layer in layers.values()] == [0, 0, 0]
+
+    @pytest.mark.parametrize("chunk", [None, 1, 2])
+    def test_where_the_largest_is(self, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By hand: the second token's largest is as large as the third's, within 1 %; the median is of all."""
+        size = torch.tensor([[[1.0, -2, 3], [0, -299, 5], [300, 0, 6]]])
+        end_layer = Collector.end_layer
+
+        def with_these(self: Collector, layer: int, residual: torch.Tensor) -> None:
+            end_layer(self, layer, size[:, self.chunk.start : self.chunk.stop])
+
+        monkeypatch.setattr(Collector, "end_layer", with_these)
+        [layers] = capture(tiny_model("baseline"), ids(3), Request(needs=frozenset({"residual"})), chunk=chunk)
+        for layer in layers.values():
+            sums = layer.sums
+            assert (sums.max_activation, sums.median_activation) == (300, 3)
+            assert (sums.max_activation_position, sums.max_activation_channel) == (1, 1)
 
 
 class TestPadding:

@@ -76,6 +76,30 @@ class TestByHand:
         all_on_first = layer(one_hot(4, 0))
         assert value("sink_rate", all_on_first, Options(sink_threshold=1.0)) == [0]  # 1 > 1 is false
 
+    def test_a_probability_is_at_most_1_whatever_rounding_does(self) -> None:
+        rounded = layer(one_hot(4, 0) * (1 + 6e-8))
+        for name in ("first_token_mass", "top_sink_mass"):
+            assert value(name, rounded) == value(name, rounded, INCLUDE) == [1]
+        assert value("sink_rate", rounded, Options(sink_threshold=1.0)) == [0]
+
+    def test_first_token_mass_next_to_0_keeps_its_digits(self) -> None:
+        """Beside the 1 of the first row float32 has none left for it; nor have sums of a million queries."""
+        sums = AttentionSums.zeros(1, 1_000_001, {"first_token"})
+        p = torch.full((1, 1_000_001), 1.2345678e-9)
+        p[0, 0] = 1
+        for first in (0, 400_000):  # in two blocks
+            sums.add_first_token(slice(0, 1), first, p[:, first : 400_000 if first == 0 else None])
+        found = LayerSums(1_000_001, 1, sums.first_token.double().numpy(), sums.first_row.double().numpy())
+        assert value("first_token_mass", found) == pytest.approx([float(p[0, 1])], rel=1e-9, abs=0)
+        assert value("first_token_mass", found, INCLUDE) == pytest.approx([(1 + 1e6 * float(p[0, 1])) / 1_000_001])
+        assert value("sink_rate", found, Options(sink_threshold=0.99e-6)) == [1]
+        assert value("sink_rate", found, Options(sink_threshold=1.01e-6)) == [0]
+
+    def test_a_block_of_no_queries(self) -> None:
+        sums = AttentionSums.zeros(1, 3, {"first_token"})
+        sums.add_first_token(slice(0, 1), 0, torch.zeros(1, 0))
+        assert sums.first_token.tolist() == sums.first_row.tolist() == [0]
+
     def test_top_sink(self) -> None:
         assert value("top_sink_position", self.sums) == [1]
         assert value("top_sink_mass", self.sums) == pytest.approx([1.7 / 3])
