@@ -133,13 +133,18 @@ def capture_attention(
         (B, Q, H, Dv) and None: the weights went to the taker.
 
     Raises:
-        GattnVizError: no capture is going on here.
+        GattnVizError: no capture is going on here, or attention is not causal.
     """
     taker = active_taker.get()
     if taker is None:
         raise not_ours(module)
     if not isinstance(attention_mask, LazyMask):
         raise RuntimeError(f"{type(module).__name__} made its own mask, or none: what is visible cannot be known")
+    if attention_mask.looks_ahead(query.shape[2]):
+        raise GattnVizError(
+            f"queries of {type(module).__name__} see keys after them; expected causal attention, as the measures "
+            "do: this model is not supported"
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]
     batch, heads, queries, _ = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]

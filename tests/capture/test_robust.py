@@ -16,7 +16,9 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     Gemma3Config,
+    Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -371,6 +373,13 @@ class TestModelsOfAnotherShape:
             GattnVizError, match=r"BertEncoder, .* takes no token ids; expected a decoder that does"
         ):
             capture(BertLMHeadModel(config).eval(), ids(4), FIRST_TOKEN)
+
+    def test_queries_that_see_what_comes_after_them(self) -> None:
+        config = Gemma3TextConfig(**SIZES, use_bidirectional_attention=True)
+        with pytest.raises(
+            GattnVizError, match=r"queries of Gemma3Attention see keys after them; expected causal"
+        ):
+            capture(Gemma3ForCausalLM(config).eval(), ids(6), FIRST_TOKEN)
 
     def test_weights_that_are_offloaded(self) -> None:
         torch.manual_seed(0)
