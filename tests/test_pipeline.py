@@ -402,6 +402,25 @@ class TestAttentionMaps:
         ):
             attention_maps(["baseline"], PROMPTS[:1], view=MapView((tokens, tokens + 1)), run=run)
 
+    @pytest.mark.parametrize("weight", ["q_proj", "k_proj", "v_proj"])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_nan_of_an_earlier_layer_is_said(
+        self, weight: str, dtype: str, tiny_trio: Path, tmp_path: Path
+    ) -> None:
+        """The kernel gives 0 for a short prompt whose scores are all NaN, which would be a plausible map later."""
+        from safetensors.torch import load_file, save_file
+
+        shutil.copytree(tiny_trio / "baseline", tmp_path / "baseline")
+        file = tmp_path / "baseline" / "model.safetensors"
+        weights = load_file(file)
+        weights[f"model.layers.0.self_attn.{weight}.weight"].fill_(torch.nan)
+        save_file(weights, file, {"format": "pt"})
+        run = Run(checkpoints=str(tmp_path), dtype=dtype)
+        with pytest.raises(GattnVizError, match=r"^layer 3 of baseline gives NaN"):
+            attention_maps(["baseline"], PROMPTS, layers=[3], run=run)
+        with pytest.raises(GattnVizError, match=r"^layer [12] of baseline gives NaN"):
+            sink_stats(["baseline"], PROMPTS, measures="value_norm_first", run=run)
+
     def test_weights_that_give_nan_are_said_of_pooled_maps(self, tiny_trio: Path, tmp_path: Path) -> None:
         from safetensors.torch import load_file, save_file
 

@@ -1,5 +1,5 @@
 """Capture: run a model over prompts and take what was asked for out of each layer, changing nothing.
 
 `attention` is the attention function that sees the probabilities, `collector` keeps what was asked for, `hooks`
-reads gates and residual stream, and `run` puts them together: start there.
+reads gates and residual stream, `checks` looks at what is passed, and `run` puts them together: start there.
 """

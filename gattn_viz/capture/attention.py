@@ -21,6 +21,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from gattn_viz.capture.mask import LazyMask, lazy_mask
+from gattn_viz.errors import GattnVizError
 
 # The name must not hold "flash", "sdpa", "flex" or "/": transformers takes these for its own kernels.
 IMPLEMENTATION = "gattn_viz_capture"
@@ -77,7 +78,7 @@ class Attention:
         if not columns:
             return range(0, 1), torch.zeros(len(rows), 1, dtype=torch.bool, device=self.k.device)
         tile = self.mask.tile(self.sequence, queries, range(columns.start + offset, columns.stop + offset))
-        return columns, tile
+        return columns, tile.to(self.k.device)  # one mask serves the layers of all devices
 
 
 class AttentionTaker(Protocol):
@@ -87,13 +88,23 @@ class AttentionTaker(Protocol):
         """Where the tokens of a sequence of the batch lie that are not padding, cached ones included."""
 
     def attend(self, layer: int, attention: Attention) -> Tensor:
-        """Compute one sequence's attention output, (Q, K, G, Dv); its queries may be none."""
+        """Compute one sequence's attention output, (Q, K, G, Dv); it has one query at least."""
 
     def add_output(self, layer: int, output: Tensor) -> None:
         """A layer's attention output for the whole batch, (B, Q, H, Dv)."""
 
 
 active_taker: ContextVar[AttentionTaker | None] = ContextVar("active_taker", default=None)
+"""Whose forward pass this is. A thread has its own, so that each model may be captured in another one."""
+
+
+def not_ours(module: nn.Module) -> GattnVizError:
+    """What to say to a forward pass of a captured model that is not the capture's."""
+    return GattnVizError(
+        f"{type(module).__name__} is run while its model is being captured, from on_layer or by another thread; "
+        f"expected no other run meanwhile ({IMPLEMENTATION!r} runs inside gattn_viz.capture only): run it before "
+        "or after"
+    )
 
 
 def capture_attention(
@@ -111,7 +122,8 @@ def capture_attention(
     """Softmax attention of (B, H, Q, D) queries over (B, K, T, D) keys and (B, K, T, Dv) values.
 
     Padding is left out before anything is computed: a padded query's output is 0, and no real query sees a
-    padded key.
+    padded key. What the model gives is taken as it is, low precision included, but nothing is computed in less
+    than float32: autocast ends here.
 
     Args:
         attention_mask: as `lazy_mask` makes it.
@@ -119,12 +131,20 @@ def capture_attention(
 
     Returns:
         (B, Q, H, Dv) and None: the weights went to the taker.
+
+    Raises:
+        GattnVizError: no capture is going on here, or attention is not causal.
     """
     taker = active_taker.get()
     if taker is None:
-        raise RuntimeError(f"attention implementation {IMPLEMENTATION!r} runs inside gattn_viz.capture only")
+        raise not_ours(module)
     if not isinstance(attention_mask, LazyMask):
         raise RuntimeError(f"{type(module).__name__} made its own mask, or none: what is visible cannot be known")
+    if attention_mask.looks_ahead(query.shape[2]):
+        raise GattnVizError(
+            f"queries of {type(module).__name__} see keys after them; expected causal attention, as the measures "
+            "do: this model is not supported"
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]
     batch, heads, queries, _ = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
@@ -140,6 +160,9 @@ def capture_attention(
     for sequence in range(batch):
         place = taker.place(sequence)
         rows = _overlap(place, first_query, queries)
+        if rows.start == rows.stop:
+            outputs.append(query.new_zeros(queries, heads, value.shape[-1]))
+            continue
         columns = _overlap(place, first_key, keys)
         bias = None
         if position_bias is not None:
@@ -158,7 +181,8 @@ def capture_attention(
             None if s_aux is None else s_aux.view(kv_heads, -1).to(dtype),
             bias,
         )
-        attended = taker.attend(layer, attention).flatten(1, 2).to(query.dtype)  # (rows, H, Dv)
+        with torch.autocast(query.device.type, enabled=False):
+            attended = taker.attend(layer, attention).flatten(1, 2).to(query.dtype)  # (rows, H, Dv)
         padding = (0, 0, 0, 0, rows.start, queries - rows.stop)
         outputs.append(functional.pad(attended, padding) if any(padding) else attended)
     output = torch.stack(outputs) if batch > 1 else outputs[0][None]

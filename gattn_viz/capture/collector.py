@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gattn_viz.capture import fused
-from gattn_viz.capture.attention import Attention
+from gattn_viz.capture.attention import Attention, active_taker
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.gate_sums import GateSums, OutputSums
@@ -66,7 +66,8 @@ class LayerCapture:
 
     Attributes:
         layer: from 1.
-        path: how the output and the sums were computed, `fused` or `blocks`.
+        paths: how the output and the sums were computed, `fused` or `blocks`; both if one chunk went this way,
+            another that.
         probabilities: (heads kept, queries, keys) of the view, 1 head for their mean.
         gate_logits, gate_scores: (T, H, C), before and after the activation; None without a gate too.
         output_before, output_after: (T, H, D), the attention output before and after the gate. Without a gate the
@@ -75,7 +76,7 @@ class LayerCapture:
     """
 
     layer: int
-    path: Path = "blocks"
+    paths: frozenset[Path] = frozenset()
     probabilities: Tensor | None = None
     gate_logits: Tensor | None = None
     gate_scores: Tensor | None = None
@@ -93,7 +94,8 @@ class _Partial:
 
     tokens: int
     heads: int = 0
-    path: Path = "blocks"
+    queries: int = 0  # that attention was computed of
+    paths: set[Path] = field(default_factory=set)
     map: MapBuilder | None = None
     sums: AttentionSums | None = None
     gate_sum: Tensor | None = None  # (H,), mean over channels, summed over tokens
@@ -136,14 +138,18 @@ class Collector:
         needs = self.request.needs & OF_ATTENTION
         if partial.heads == 0:
             self._begin(partial, layer, attention)
+        if attention.first_query != partial.queries:
+            raise _runs_twice(layer)
+        partial.queries += len(attention.q)
         if "values" in self.request.needs:
             new = attention.v[:, attention.v.shape[1] - len(attention.q) :]  # cached ones are counted already
             norms = new.norm(dim=-1)
             partial.value_norms.append(norms.repeat_interleave(attention.q.shape[2], 0))
         wanted = self._wanted(partial)
 
-        if _choose_path(attention, needs) == "fused":
-            partial.path = "fused"
+        path = _choose_path(attention, needs)
+        partial.paths.add(path)
+        if path == "fused":
             output, lse = fused.attend(attention)
             if partial.sums is not None:
                 _add_fused(partial.sums, needs, attention, lse)
@@ -152,7 +158,6 @@ class Collector:
             elif wanted is not None:
                 attend_in_blocks(attention, output=None, wanted=wanted)
         else:
-            partial.path = "blocks"
             output = attention.q.new_empty(*attention.q.shape[:3], attention.v.shape[-1])
             attend_in_blocks(attention, output=output, sums=partial.sums, needs=needs, wanted=wanted)
         return output
@@ -205,14 +210,17 @@ class Collector:
                 _add_residual(partial, tokens)
         if self.chunk.stop >= max(place.stop for place in self.places):
             for sequence, partial in enumerate(self.running.pop(layer)):
-                self.on_layer(sequence, self._finish(layer, partial))
+                capture = self._finish(layer, partial)
+                own = active_taker.set(None)  # a run of the model from within `on_layer` is not ours
+                try:
+                    self.on_layer(sequence, capture)
+                finally:
+                    active_taker.reset(own)
 
     def _partials(self, layer: int) -> list[_Partial]:
         if layer not in self.running:
             if layer in self.layers_seen:
-                raise GattnVizError(
-                    f"layer {layer + 1} runs more than once in a forward pass: looped models are not supported"
-                )
+                raise _runs_twice(layer)
             self.layers_seen.add(layer)
             self.running[layer] = [_Partial(place.stop - place.start) for place in self.places]
         return self.running[layer]
@@ -225,6 +233,11 @@ class Collector:
             )
         if layer + 1 in self.request.maps:
             asked = self.request.heads
+            if isinstance(asked, tuple) and max(asked) > partial.heads:
+                raise GattnVizError(
+                    f"no head {max(asked)} in layer {layer + 1}, which has {partial.heads}; expected 1 to "
+                    f"{partial.heads}"
+                )
             kept = partial.heads if asked is None else 1 if asked == "mean" else len(asked)
             partial.map = MapBuilder(kept, partial.tokens, self.request.view)
 
@@ -253,7 +266,7 @@ class Collector:
         sums = partial.sums
         return LayerCapture(
             layer + 1,
-            path=partial.path,
+            paths=frozenset(partial.paths),
             probabilities=None if partial.map is None else partial.map.result(),
             **{name: torch.cat(parts) for name, parts in partial.kept.items()},
             sums=None
@@ -300,6 +313,13 @@ def _add_fused(sums: AttentionSums, needs: frozenset[Need], attention: Attention
         first_count = attention.first_query + 1
         seen = torch.arange(first_count, first_count + len(lse), device=lse.device)
         sums.add_entropy(every, fused.entropy(attention).flatten(1, 2).T, seen)
+
+
+def _runs_twice(layer: int) -> GattnVizError:
+    return GattnVizError(
+        f"layer {layer + 1} attends more than once in a forward pass; expected once: looped models are not "
+        "supported"
+    )
 
 
 Sums = TypeVar("Sums", GateSums, OutputSums)

@@ -36,9 +36,19 @@ def can_fuse(attention: Attention) -> bool:
     return (
         plain
         and attention.mask.plain
-        and len(attention.q) > 0
         and lse_is_trusted(attention.q.device.type, attention.q.dtype)
+        and scores_are_finite(attention)
     )
+
+
+def scores_are_finite(attention: Attention) -> bool:
+    """Whether every score surely is: |q . k| is at most |q| |k|, of all queries and keys together.
+
+    Neither output nor log-sum-exp shows it: of a query whose scores are all NaN a kernel may say 0, which blocks
+    do not.
+    """
+    largest = attention.scale * torch.linalg.vector_norm(attention.q) * torch.linalg.vector_norm(attention.k)
+    return bool(largest.isfinite())
 
 
 def attend(attention: Attention) -> tuple[Tensor, Tensor]:

@@ -72,6 +72,15 @@ class LazyMask:
             visible = torch.vmap(of_key, in_dims=(None, None, 0, None))(b, h, q, k)
         return visible.expand(len(queries), len(keys))
 
+    def looks_ahead(self, queries: int) -> bool:
+        """Whether any of the first so many queries sees the key right after it."""
+        if self.causal:
+            return False
+        q = torch.arange(self.first_query, self.first_query + queries - 1, device=self.device)
+        b = h = torch.tensor(0, device=self.device)
+        rule = self.function if self.vectorised else torch.vmap(self.function, in_dims=(None, None, 0, 0))
+        return len(q) > 0 and bool(rule(b, h, q, q + 1).any())
+
     def to(self, *args: Any, **kwargs: Any) -> LazyMask:
         """Itself: accelerate moves whatever a layer is given to the layer's device."""
         return self

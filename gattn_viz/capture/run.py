@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from gattn_viz.capture.attention import IMPLEMENTATION, active_taker
+from gattn_viz.capture.checks import as_token_ids, check_request, check_sizes, real_tokens
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
-from gattn_viz.capture.hooks import backbone, decoder_layers, gated_attention, hooked
+from gattn_viz.capture.hooks import backbone, gated_attention, hooked, input_device
 from gattn_viz.capture.loss import next_token_loss
 from gattn_viz.errors import GattnVizError, first_line
 
@@ -52,7 +55,8 @@ def capture(
         for each prompt its layers, from 1. A hybrid model's layers without softmax attention are not in it.
 
     Raises:
-        GattnVizError: a layer or head that the model does not have, or a model whose attention cannot be seen.
+        GattnVizError: a value that cannot be meant (see `checks`), such as a layer that the model does not have; a
+            model whose attention cannot be seen, or that is being captured already.
     """
     captures: list[PromptCapture] = [{} for _ in prompts]
 
@@ -78,29 +82,32 @@ def stream(
     Prompts are run from the longest to the shortest, so that those of a batch need little padding and what does
     not fit into memory shows at once.
 
+    Meanwhile the model may not be captured again nor run otherwise, neither in `on_layer` nor by another thread.
+    Different models may be captured in different threads.
+
     Args:
         on_prompt: called with (prompt, loss) when all layers of a prompt were handed on. The loss is the sum over
             its T - 1 predictions of -log p(next token), in nats; None unless the request has it.
     """
     check_request(model, request)
-    by_length = sorted(range(len(prompts)), key=lambda prompt: -len(prompts[prompt]))
-    for start in range(0, len(by_length), batch_size):
-        batch = by_length[start : start + batch_size]
-        longest = len(prompts[batch[0]])
-        input_ids = torch.zeros(len(batch), longest, dtype=torch.long)
-        padding = torch.zeros_like(input_ids)
-        for row, prompt in enumerate(batch):
-            ids = torch.tensor(prompts[prompt])
-            input_ids[row, : len(ids)] = ids
-            padding[row, : len(ids)] = 1
+    check_sizes(batch_size, chunk)
+    ids = as_token_ids(model, prompts)
+    by_length = sorted(range(len(ids)), key=lambda prompt: -len(ids[prompt]))
+    with alone(model):
+        if chunk is not None and chunk < len(ids[by_length[0]]):
+            check_cache(model)
+        for start in range(0, len(by_length), batch_size):
+            batch = by_length[start : start + batch_size]
+            places = [slice(0, len(ids[prompt])) for prompt in batch]
+            input_ids = pad_sequence([ids[prompt] for prompt in batch], batch_first=True)
 
-        def hand_on(sequence: int, layer: LayerCapture, batch: list[int] = batch) -> None:
-            on_layer(batch[sequence], layer)
+            def hand_on(sequence: int, layer: LayerCapture, batch: list[int] = batch) -> None:
+                on_layer(batch[sequence], layer)
 
-        losses = capture_batch(model, input_ids, padding, request, hand_on, chunk=chunk)
-        for row, prompt in enumerate(batch):
-            if on_prompt is not None:
-                on_prompt(prompt, None if losses is None else losses[row])
+            losses = _run_batch(model, input_ids, places, request, hand_on, chunk)
+            for row, prompt in enumerate(batch):
+                if on_prompt is not None:
+                    on_prompt(prompt, None if losses is None else losses[row])
 
 
 def capture_batch(
@@ -122,21 +129,39 @@ def capture_batch(
 
     Returns:
         each sequence's loss if the request has it, see `stream`.
+
+    Raises:
+        GattnVizError: see `capture`.
     """
-    length = input_ids.shape[1]
-    if chunk is not None and chunk < 1:
-        raise GattnVizError(f"chunk is {chunk} tokens; expected at least 1")
+    check_request(model, request)
+    check_sizes(chunk=chunk)
+    places = real_tokens(model, input_ids, attention_mask)
+    with alone(model):
+        if chunk is not None and chunk < max(place.stop for place in places):
+            check_cache(model)
+        return _run_batch(model, input_ids, places, request, on_layer, chunk)
+
+
+def _run_batch(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    places: list[slice],
+    request: Request,
+    on_layer: OnLayer,
+    chunk: int | None,
+) -> list[float] | None:
+    """As `capture_batch`, of values that are known to be good."""
+    length = max(place.stop for place in places)
     step = min(chunk or length, length)
-    places = [_real_tokens(row) for row in attention_mask]
     collector = Collector(request, places, on_layer, chunk=range(0, step))
     base = backbone(model)
-    device = model.get_input_embeddings().weight.device
-    input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
+    input_ids = input_ids[:, :length].to(input_device(model), torch.long)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, place in enumerate(places):
+        attention_mask[row, place] = 1
     # left padding shifts a prompt's tokens; their positions must not shift with them
     positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     losses = [0.0] * len(places)
-    if step < length:
-        check_cache(model)
     cached = _cache_arguments(model) if step < length else {"use_cache": False}
     with torch.no_grad(), evaluating(model), capturing(model), hooked(model, collector):
         token = active_taker.set(collector)
@@ -160,6 +185,11 @@ def capture_batch(
             f"{type(model).__name__} computes attention out of sight of transformers' attention interface: "
             "its maps cannot be captured"
         )
+    if collector.running:
+        raise GattnVizError(
+            f"{type(model).__name__} attends in layer {min(collector.running) + 1}, which is not in its list of "
+            "layers; expected them to be numbered as they stand there: this model is not supported"
+        )
     return losses if request.loss else None
 
 
@@ -172,8 +202,7 @@ def check_cache(model: PreTrainedModel) -> None:
         GattnVizError: it does not.
     """
     base = backbone(model)
-    device = model.get_input_embeddings().weight.device
-    ids = torch.arange(6, device=device)[None] % model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(6, device=input_device(model))[None] % model.get_input_embeddings().weight.shape[0]
     refusal = f"{type(model).__name__} does not go on from its cache as if it had not been interrupted"
     with torch.no_grad(), evaluating(model):
         whole = base(input_ids=ids, use_cache=False).last_hidden_state
@@ -195,18 +224,6 @@ def _cache_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """What makes one forward pass go on where the last one ended."""
     name = "cache" if "cache" in signature(backbone(model).forward).parameters else "past_key_values"
     return {"use_cache": True, name: DynamicCache(config=model.config)}
-
-
-def check_request(model: PreTrainedModel, request: Request, name: str = "this model") -> None:
-    """Raise unless the model, called `name` in the message, has the layers and heads that are asked for."""
-    layers = len(decoder_layers(model))
-    for layer in sorted(request.maps | request.gates | request.outputs):
-        if not 1 <= layer <= layers:
-            raise GattnVizError(f"no layer {layer}: {name} has {layers} layers; expected 1 to {layers}")
-    heads = model.config.get_text_config().num_attention_heads
-    for head in request.heads if isinstance(request.heads, tuple) else ():
-        if not 1 <= head <= heads:
-            raise GattnVizError(f"no head {head}: {name} has {heads} heads a layer; expected 1 to {heads}")
 
 
 def verify_gates(model: PreTrainedModel) -> None:
@@ -239,10 +256,48 @@ def verify_gates(model: PreTrainedModel) -> None:
             )
 
 
+_captured: set[int] = set()  # the ids of configurations whose models are being captured
+_captured_lock = Lock()
+
+
+@contextmanager
+def alone(model: PreTrainedModel) -> Iterator[None]:
+    """Let no second capture begin while the context lasts: of the model, or of one that shares a configuration.
+
+    Where attention goes is written in the configuration: one capture would change it under the other.
+    """
+    configs = {id(config) for config in _configurations(model)}
+    with _captured_lock:
+        if configs & _captured:
+            raise GattnVizError(
+                f"{type(model).__name__}, or a model that shares its configuration, is being captured already; "
+                "expected one capture at a time: wait for the other, or take a copy of the model"
+            )
+        _captured.update(configs)
+    try:
+        yield
+    finally:
+        with _captured_lock:
+            _captured.difference_update(configs)
+
+
+def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The model's, its parts' and those inside of them, each once."""
+    found: dict[int, PreTrainedConfig] = {}
+    waiting = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    while waiting:
+        config = waiting.pop(0)
+        if id(config) not in found:
+            found[id(config)] = config
+            inside = [getattr(config, name, None) for name in config.sub_configs]
+            waiting += [config for config in inside if config is not None]
+    return list(found.values())
+
+
 @contextmanager
 def capturing(model: PreTrainedModel) -> Iterator[None]:
     """Set the model to the capturing attention function, and back."""
-    before = model.config._attn_implementation
+    before = [(config, config._attn_implementation_internal) for config in _configurations(model)]
     try:
         model.set_attn_implementation(IMPLEMENTATION)
         if model.config._attn_implementation != IMPLEMENTATION:
@@ -253,7 +308,8 @@ def capturing(model: PreTrainedModel) -> Iterator[None]:
             )
         yield
     finally:
-        model.set_attn_implementation(before)
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation  # without its sub-configurations
 
 
 @contextmanager
@@ -266,14 +322,3 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _real_tokens(mask: Tensor) -> slice:
-    """Where a (T,) attention mask is 1, which must be one run of tokens."""
-    real = mask.nonzero().flatten()
-    if not len(real):
-        raise ValueError("a sequence of the batch has no tokens: its attention mask is all 0")
-    first, last = int(real[0]), int(real[-1])
-    if last - first + 1 != len(real):
-        raise ValueError("the attention mask has a gap; padding must be on the left or on the right")
-    return slice(first, last + 1)

@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 
 from gattn_viz import tables
+from gattn_viz.capture.checks import check_request
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.hooks import decoder_layers, gated_attention
-from gattn_viz.capture.run import check_request, stream
+from gattn_viz.capture.run import stream
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.extremes import Extremes
@@ -165,7 +166,7 @@ def _tokens_of_model(
         done += 1
         if progress is not None:
             progress(label, done, steps)
-        paths.add(layer.path)
+        paths.update(layer.paths)
         assert layer.sums is not None
         scores = layer.sums.gate_tokens  # (H, T)
         if scores is None or (chosen.layers is not None and layer.layer not in chosen.layers):

@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gattn_viz.capture.checks import check_request
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.hooks import decoder_layers
-from gattn_viz.capture.run import capture, check_request
+from gattn_viz.capture.run import capture
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.models.names import VARIANTS
@@ -36,7 +37,7 @@ class AttentionMaps:
         probabilities: (layers, heads, rows, columns), float32; rows are queries. The axis of heads has length
             1 for a mean. Exact maps have 0 where the key is after the query, pooled ones NaN where every key is.
         dtype, device: of the run.
-        attention_path: how attention was computed, see `LayerCapture.path`.
+        attention_path: how attention was computed, see `LayerCapture.paths`.
     """
 
     model: str
@@ -101,6 +102,7 @@ def attention_maps(
             for layer in chosen:
                 seen = _map(captured[layer])[:, cells.causal_pairs() > 0]
                 check_finite(seen.sum(), layer, label, prompt.prompt.id)
+            paths = frozenset[str]().union(*(captured[layer].paths for layer in chosen))
             result.append(
                 AttentionMaps(
                     model=label,
@@ -115,7 +117,7 @@ def attention_maps(
                     probabilities=np.stack([_map(captured[layer]) for layer in chosen]),
                     dtype=str(loaded.dtype).removeprefix("torch."),
                     device=loaded.device.type,
-                    attention_path=" and ".join(sorted({captured[layer].path for layer in chosen})),
+                    attention_path=" and ".join(sorted(paths)),
                 )
             )
             if progress is not None:

@@ -185,7 +185,7 @@ def _measure_model(
         running.setdefault(prompt, []).append(rows)
         if wanted.pools:
             pools.setdefault(prompt, {})[layer.layer] = poolable(layer.sums)
-        paths.add(layer.path)
+        paths.update(layer.paths)
         done += 1
         if progress is not None:
             progress(label, done, steps)

@@ -636,7 +636,7 @@ def test_the_fused_path_on_request(name: str, chunk: int | None, monkeypatch: py
     found = run(name, family_model(name), [prompt_of(150)], Request(needs=needs), chunk=chunk)
     assert_close_to_largest(found.hidden, eager(name, 150).hidden)
     for layer, visible in FAMILIES[name].layers.items():
-        assert (found.layers[0][layer].path == "fused") == (visible is everything)
+        assert (found.layers[0][layer].paths == {"fused"}) == (visible is everything)
         assert_sums(found.layers[0][layer].sums, expected_statistics(name, 150, layer), visible, needs)
 
 

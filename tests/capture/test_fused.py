@@ -113,7 +113,7 @@ def test_the_path_follows_from_what_is_asked() -> None:
         assert _choose_path(a, needs) == path
     for needs, path in ((frozenset({"first_token", "residual", "values", "gate"}), "fused"), (NEEDS, "blocks")):
         [layers] = capture(tiny_model("gate_headwise"), [[5, 6, 7, 8]], Request(needs=needs))
-        assert {layer.path for layer in layers.values()} == {path}
+        assert {layer.paths for layer in layers.values()} == {frozenset({path})}
 
 
 def entropy_in_float64(a: Attention) -> torch.Tensor:
@@ -179,7 +179,7 @@ def test_entropy_from_the_kernel_where_it_is_chosen(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gattn_viz.capture.collector._choose_path", lambda attention, needs: "fused")
     [kernel] = capture(model, [[5, 6, 7, 8, 9]], request)
     for layer in blocks:
-        assert (blocks[layer].path, kernel[layer].path) == ("blocks", "fused")
+        assert (blocks[layer].paths, kernel[layer].paths) == ({"blocks"}, {"fused"})
         ours, other = blocks[layer].sums, kernel[layer].sums
         for name in ("first_token", "first_row", "entropy", "entropy_ratio"):
             assert getattr(ours, name) == pytest.approx(getattr(other, name), abs=2e-5)
@@ -209,7 +209,7 @@ def test_a_kernel_that_is_not_trusted_is_not_used(kernel: Any, monkeypatch: pyte
     finally:
         fused.lse_is_trusted.cache_clear()
     for layer, other in zip(layers.values(), expected.values(), strict=True):
-        assert (layer.path, other.path) == ("blocks", "fused")
+        assert (layer.paths, other.paths) == ({"blocks"}, {"fused"})
         assert layer.sums.first_token == pytest.approx(other.sums.first_token, abs=2e-6)
 
 

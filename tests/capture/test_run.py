@@ -277,7 +277,7 @@ class TestPadding:
     def test_gaps_and_empty_sequences_are_refused(self) -> None:
         model = tiny_model("baseline")
         for row, message in (([1, 0, 1], "gap"), ([0, 0, 0], "no tokens")):
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(GattnVizError, match=message):
                 capture_batch(model, torch.tensor([[5, 6, 7]]), torch.tensor([row]), ALL, lambda *_: None)
 
 
@@ -386,7 +386,7 @@ class TestErrors:
     def test_the_attention_function_outside_a_capture(self) -> None:
         model = tiny_model("baseline")
         model.set_attn_implementation(attention.IMPLEMENTATION)
-        with pytest.raises(RuntimeError, match=r"runs inside gattn_viz\.capture only"):
+        with pytest.raises(GattnVizError, match=r"runs inside gattn_viz\.capture only"):
             model(torch.tensor(ids(3)))
 
 
