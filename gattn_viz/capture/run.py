@@ -22,6 +22,7 @@ from gattn_viz.capture.attention import IMPLEMENTATION, active_taker
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
 from gattn_viz.capture.hooks import backbone, decoder_layers, gated_attention, hooked
 from gattn_viz.capture.loss import next_token_loss
+from gattn_viz.capture.projection import find_projection, head_factors, listening
 from gattn_viz.errors import GattnVizError, first_line
 
 PromptCapture = dict[int, LayerCapture]
@@ -128,7 +129,8 @@ def capture_batch(
         raise GattnVizError(f"chunk is {chunk} tokens; expected at least 1")
     step = min(chunk or length, length)
     places = [_real_tokens(row) for row in attention_mask]
-    collector = Collector(request, places, on_layer, chunk=range(0, step))
+    projections = output_projections(model, request.maps) if request.weight == "output" else {}
+    collector = Collector(request, places, on_layer, chunk=range(0, step), projections=projections)
     base = backbone(model)
     device = model.get_input_embeddings().weight.device
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
@@ -207,6 +209,28 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
     for head in request.heads if isinstance(request.heads, tuple) else ():
         if not 1 <= head <= heads:
             raise GattnVizError(f"no head {head}: {name} has {heads} heads a layer; expected 1 to {heads}")
+    if request.weight == "gate" and not gated_attention(model):
+        raise GattnVizError(f"no gate in {name}; expected one for maps of the weight gate: choose another weight")
+
+
+def output_projections(model: PreTrainedModel, layers: frozenset[int]) -> dict[int, Tensor]:
+    """For each of some layers, from 1, by `layer_idx`: what its output projection does to each head's length.
+
+    Costs a run of the model on a few tokens, which shows where the projection is, and a QR decomposition a layer.
+
+    Returns:
+        see `head_factors`. Layers without softmax attention are not in it.
+
+    Raises:
+        GattnVizError: a layer has none that is known, see `find_projection`.
+    """
+    tokens = list(range(min(4, model.get_input_embeddings().weight.shape[0])))
+    with listening(model, layers) as received:
+        [captured] = capture(model, [tokens], Request(gates=layers, outputs=layers))
+    return {
+        layer - 1: head_factors(find_projection(captured[layer], received[layer], model.dtype), captured[layer])
+        for layer in layers & captured.keys()
+    }
 
 
 def verify_gates(model: PreTrainedModel) -> None:

@@ -28,7 +28,9 @@ def test_help(cli: Cli, command: str | None, flag: str) -> None:
     assert done.out.rstrip().splitlines()[-1].strip().startswith("Example: gattn-viz")
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"recipe"}))  # that one needs a file, see test_recipe.py
+@pytest.mark.parametrize(
+    "command", sorted(COMMANDS.keys() - {"recipe"})
+)  # that one needs a file, see test_recipe.py
 def test_the_example_in_the_help_runs(cli: Cli, command: str) -> None:
     """On the tiny trio it has 3 layers, so the layers are exchanged; the README's tests run it as it stands."""
     example = shlex.split(COMMANDS[command].EXAMPLE.removeprefix("Example: gattn-viz "))
