@@ -64,7 +64,7 @@ def find_projection(layer: LayerCapture, received: Received, dtype: torch.dtype)
 
     module = next((module for module, x in received if is_expected(x)), None)
     if module is None:
-        raise _refusal(layer.layer, "what its attention gives reaches no module unchanged: a gate is in the way")
+        raise _refusal(layer.layer, "what its attention gives reaches no module unchanged: a gate, perhaps")
     if type(module) not in (nn.Linear, Conv1D):  # a class of its own may do more than multiply by its weights
         raise _refusal(layer.layer, f"what its attention gives goes to a {type(module).__name__}, no linear layer")
     if module.weight.is_meta:

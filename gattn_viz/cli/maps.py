@@ -60,8 +60,8 @@ def maps(
         Literal["probability", "value", "gate", "output"],
         typer.Option(
             help="What a cell holds, head by head: the probability p of the key; p x the L2 norm of its value; "
-            "p x the query's gate score (elementwise: p x the L2 norm of gate * value); or the L2 norm of what the "
-            "key adds to the residual stream, through gate and output projection."
+            "p x the query's gate score (elementwise: p x the L2 norm of gate * value); or the L2 norm of what "
+            "the key adds to the residual stream, through gate and output projection."
         ),
     ] = "probability",
     queries: Annotated[

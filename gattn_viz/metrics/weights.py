@@ -12,7 +12,7 @@ v; 1 in a model without a gate. W is the head's part of the output projection; i
 the L2 norm. What a layer does with the projection's output before adding it (a norm, a factor) is not in it.
 
 `output` without a gate is the norm of Kobayashi et al. 2020, arXiv 2004.10102; `value` is the same before W. A
-norm of a sum is not the sum of the norms: neither the cells of a row nor the heads add up to what a query receives.
+norm of a sum is not the sum of norms: neither the cells of a row nor the heads add up to what a query receives.
 """
 
 from __future__ import annotations
