@@ -15,8 +15,12 @@ from transformers import Qwen3ForCausalLM
 
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import stream
-from gattn_viz.metrics.layer import NEEDS, Need
+from gattn_viz.metrics.layer import LayerSums, Need
+from gattn_viz.metrics.measures import SINK_MEASURES
 from gattn_viz.metrics.pooling import MapView
+
+ALL: frozenset[Need] = frozenset(measure.needs for measure in SINK_MEASURES if measure.needs is not None)
+"""What `sink-stats` needs."""
 
 Found = dict[str, Tensor]
 """What a contender has found out about the attention, by the names of `agreement.from_maps`."""
@@ -86,10 +90,14 @@ class OursSums(Ours):
         """Those of the sums that follow from attention alone, as means over the queries."""
         layers = [layer.sums for layer in result if layer.sums is not None]
         asked = [need for need in ("first_token", "received", "entropy", "row_max") if need in self.request.needs]
-        return {
-            need: torch.stack([torch.from_numpy(getattr(sums, need)) / sums.tokens for sums in layers])
-            for need in asked
-        }
+        return {need: torch.stack([_sum_of(need, sums) / sums.tokens for sums in layers]) for need in asked}
+
+
+def _sum_of(need: str, sums: LayerSums) -> Tensor:
+    total = torch.from_numpy(getattr(sums, need))
+    if need == "first_token":
+        total = total + torch.from_numpy(sums.first_row)
+    return total
 
 
 class OursMaps(Ours):
@@ -188,7 +196,7 @@ CONTENDERS: dict[str, Contender] = {
     for contender in (
         Plain(),
         OursSums("ours_first_token", "ours, first-token mass", frozenset({"first_token"})),
-        OursSums("ours_all", "ours, all measures", NEEDS),
+        OursSums("ours_all", "ours, all measures", ALL),
         OursMaps(),
         Eager(),
         TransformerLens(),

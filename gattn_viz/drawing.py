@@ -63,9 +63,10 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
     scale = scale or color_scale([maps], look)
     return map_grid(
         rows,
-        title=f"{maps.model}: attention, {_layers_in_words(maps)}, {_heads_in_words(maps)}, "
+        title=f"{maps.model}: {maps.quantity.title}, {_layers_in_words(maps)}, {_heads_in_words(maps)}, "
         f"{maps.cells.in_words()}",
-        footnote=f"{_footnote(maps)} {_range_in_words([maps], scale)}",
+        footnote=f"{_footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}",
+        colorbar_label=maps.quantity.label,
         scale=scale,
         font=look.font,
     )
@@ -85,8 +86,11 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
     checkpoints = "; ".join(f"{maps.model}: {maps.checkpoint}, {maps.dtype} on {maps.device}" for maps in sets)
     return map_grid(
         rows,
-        title=f"attention, {heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
-        footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(sets, scale)}{_order_in_words(sets)}",
+        title=f"{' or '.join(dict.fromkeys(maps.quantity.title for maps in sets))}, "
+        f"{heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
+        footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(sets, scale)}{_formulas(sets)}"
+        f"{_order_in_words(sets)}",
+        colorbar_label=" or ".join(dict.fromkeys(maps.quantity.label for maps in sets)),
         row_labels=[maps.model for maps in sets],
         scale=scale,
         font=look.font,
@@ -109,8 +113,13 @@ def _positions(axis: Buckets, tokens: Sequence[str]) -> Positions:
 
 
 def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
-    """The positions of the sinks that a whole, exact map shows, its first key drawn or not."""
+    """The positions of the sinks that a whole, exact map shows, its first key drawn or not.
+
+    A sink is one by its probabilities: a map of anything else has none.
+    """
     cells = maps.cells
+    if maps.weight != "probability":
+        return []
     if cells.pool is not None or one.shape[0] < cells.tokens or one.shape[1] < cells.tokens - 1:
         return []
     whole = np.pad(one, ((0, 0), (cells.keys.first - 1, cells.tokens - cells.keys.last)))
@@ -125,9 +134,15 @@ def _layers_in_words(maps: AttentionMaps) -> str:
 
 def _heads_in_words(maps: AttentionMaps, *, mean: bool = False) -> str:
     if maps.heads is None or (mean and len(maps.heads) == maps.n_heads > 1):
-        return f"mean over {maps.n_heads} heads"
+        return f"mean over {maps.n_heads} heads{_weighted(maps)}"
     plural = "s" * (len(maps.heads) > 1)
-    return f"{'mean over ' if mean and plural else ''}head{plural} {_numbers(maps.heads)} of {maps.n_heads}"
+    if mean and plural:
+        return f"mean over heads {_numbers(maps.heads)} of {maps.n_heads}{_weighted(maps)}"
+    return f"head{plural} {_numbers(maps.heads)} of {maps.n_heads}"
+
+
+def _weighted(maps: AttentionMaps) -> str:
+    return "" if maps.weight == "probability" or maps.n_heads == 1 else ", each weighted first"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -149,6 +164,12 @@ def _range_in_words(sets: Sequence[AttentionMaps], scale: ColorScale) -> str:
     pooled = any(maps.cells.pool is not None for maps in sets)
     after = "are blank or do not count" if pooled else "are blank"
     return f"Rows are queries; keys after the query {after}. One {scale.describe()}."
+
+
+def _formulas(sets: Sequence[AttentionMaps]) -> str:
+    """What the cells hold, where that is not p itself."""
+    formulas = dict.fromkeys(maps.quantity.formula for maps in sets if maps.quantity.formula)
+    return f" Cells: {'; '.join(formulas)}; p the attention probability." if formulas else ""
 
 
 def _order_in_words(sets: Sequence[AttentionMaps]) -> str:

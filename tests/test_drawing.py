@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from gattn_viz.drawing import Look, color_scale, draw_grid, draw_maps
 from gattn_viz.metrics.pooling import MapView
+from gattn_viz.metrics.weights import Weight
 from gattn_viz.pipeline import AttentionMaps
 
 
@@ -20,6 +21,8 @@ def make_maps(
     tokens: int = 6,
     top: float = 0.5,
     view: MapView = MapView(),
+    weight: Weight = "probability",
+    gate: str | None = None,
 ) -> AttentionMaps:
     count = len(heads) if heads else 1
     cells = view.cells(tokens)
@@ -40,6 +43,8 @@ def make_maps(
         dtype="float32",
         device="cpu",
         attention_path="blocks",
+        weight=weight,
+        gate=gate,
     )
 
 
@@ -180,6 +185,78 @@ def test_sinks_keep_their_ticks_on_whole_maps(view: MapView, kept: bool) -> None
     keys, queries = axes_of(draw_maps(maps))
     assert ("t123 124" in keys) == kept
     assert ("t123 124" in queries) == kept
+
+
+@pytest.mark.parametrize(
+    ("weight", "gate", "said", "label", "formula"),
+    [
+        ("probability", "headwise", "attention", "attention probability", None),
+        ("value", None, "attention x value norm", "probability x value norm (L2)", "p |v|: v the key's value"),
+        (
+            "gate",
+            "headwise",
+            "attention x gate score",
+            "probability x gate score",
+            "p g: g the query's gate score",
+        ),
+        (
+            "gate",
+            "elementwise",
+            "attention x norm of the gated value",
+            "probability x norm of gate * value (L2)",
+            "p |g * v|: g the query's gate scores, v the key's value",
+        ),
+        (
+            "output",
+            None,
+            "norm of what a key adds to the residual stream",
+            "norm added to the residual stream (L2)",
+            "p |W (g * v)|: v the key's value, g the query's gate if there is one, W",
+        ),
+    ],
+)
+def test_the_weight_is_said(weight: Weight, gate: str | None, said: str, label: str, formula: str | None) -> None:
+    maps = make_maps(layers=(1,), weight=weight, gate=gate, top=30.0)
+    weighted = "" if weight == "probability" else ", each weighted first"
+    one, grid = draw_maps(maps), draw_grid([maps, maps])
+    assert title(one) == f"baseline: {said}, layer 1 of 28, mean over 4 heads{weighted}, T = 6"
+    assert title(grid) == f"{said}, mean over 4 heads{weighted}, T = 6"
+    for figure in (one, grid):
+        assert " ".join(figure.axes[-1].get_ylabel().split()) == label
+        assert ranges(figure) == {(0, 30)}
+        assert ("Cells: " in words(figure)) == (formula is not None)
+        assert formula is None or f"Cells: {formula}" in words(figure)
+        assert (
+            formula is None
+            or words(figure).endswith("L2 norm; p the attention probability.")
+            or gate == "headwise"
+        )
+
+
+def test_the_weight_of_heads_apart_and_of_their_mean() -> None:
+    maps = make_maps(layers=(1,), heads=(1, 4), weight="value")
+    assert title(draw_maps(maps)) == "baseline: attention x value norm, layer 1 of 28, heads 1, 4 of 4, T = 6"
+    assert title(draw_grid([maps, maps])) == (
+        "attention x value norm, mean over heads 1, 4 of 4, each weighted first, T = 6"
+    )
+
+
+def test_gates_of_both_kinds_in_one_grid() -> None:
+    sets = [make_maps("a", weight="gate", gate="headwise"), make_maps("b", weight="gate", gate="elementwise")]
+    figure = draw_grid(sets)
+    assert title(figure).startswith("attention x gate score or attention x norm of the gated value, mean")
+    label = " ".join(figure.axes[-1].get_ylabel().split())
+    assert label == "probability x gate score or probability x norm of gate * value (L2)"
+
+
+def test_sinks_are_those_of_probabilities_only() -> None:
+    """A value of .9 in a map of something else is no share of attention."""
+    for weight in ("probability", "value"):
+        maps = make_maps(layers=(1,), tokens=400, weight=weight)  # type: ignore[arg-type]
+        maps.probabilities[:] = 0
+        maps.probabilities[..., 123:, 123] = 0.9
+        keys, _ = axes_of(draw_maps(maps))
+        assert ("t123 124" in keys) == (weight == "probability")
 
 
 def test_without_the_first_key_the_range_is_that_of_the_others() -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from gattn_viz.capture.attention import Attention
+from gattn_viz.capture.weighing import Weighing
 from gattn_viz.metrics.layer import Need
 from gattn_viz.metrics.pooling import MapBuilder
 from gattn_viz.metrics.sums import AttentionSums
@@ -44,10 +45,11 @@ LEAST_SUM, LARGEST_SUM = 1e-20, 1e28
 
 @dataclass
 class WantedMap:
-    """A map to fill: of which heads, from 0; None is the mean of all."""
+    """A map to fill: of which heads, from 0; None is the mean of all. `weighing` comes before."""
 
     builder: MapBuilder
     heads: list[int] | None
+    weighing: Weighing | None = None
 
 
 def attend_in_blocks(
@@ -82,7 +84,10 @@ def attend_in_blocks(
             if output is not None or (part is not None and part.has(kv_head.heads)):
                 kv_head.take(rows, columns, hidden)
                 if part is not None and part.has(kv_head.heads):
-                    part.add(kv_head.heads, kv_head.probabilities())
+                    p = kv_head.probabilities()
+                    if wanted is not None and wanted.weighing is not None:
+                        wanted.weighing.weigh(p, kv_head.heads, rows, columns)
+                    part.add(kv_head.heads, p)
         if wanted is not None and part is not None:
             wanted.builder.add(part.kept.float(), part.first_query, part.first_key)
     if output is not None:

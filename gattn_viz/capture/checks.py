@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gattn_viz.capture.collector import Request
-from gattn_viz.capture.hooks import decoder_layers
+from gattn_viz.capture.hooks import decoder_layers, gated_attention
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.metrics.layer import NEEDS
+from gattn_viz.metrics.weights import Weight
 
 
 def check_request(model: PreTrainedModel, request: Request, name: str = "this model") -> None:
@@ -39,6 +40,10 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
     if not isinstance(request.needs, (set, frozenset)) or not request.needs <= NEEDS:
         unknown = request.needs - NEEDS if isinstance(request.needs, (set, frozenset)) else request.needs
         raise GattnVizError(f"needs has {_shortened(unknown)}; expected a set of {', '.join(sorted(NEEDS))}")
+    if request.weight not in get_args(Weight):
+        raise GattnVizError(f"weight is {request.weight!r}; expected one of {', '.join(get_args(Weight))}")
+    if request.weight == "gate" and not gated_attention(model):
+        raise GattnVizError(f"no gate in {name}; expected one for maps of the weight gate: choose another weight")
 
 
 def _check_heads(chosen: object, heads: object, name: str) -> None:

@@ -7,7 +7,7 @@ model's own `layer_idx`, and the methods called from hooks, are 0-based.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from gattn_viz.capture import fused
 from gattn_viz.capture.attention import Attention, active_taker
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
+from gattn_viz.capture.weighing import Weighing
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.gate_sums import GateSums, OutputSums
 from gattn_viz.metrics.largest import as_large
@@ -26,6 +27,7 @@ from gattn_viz.metrics.layer import LayerSums, Need
 from gattn_viz.metrics.median import RunningMedian, median
 from gattn_viz.metrics.pooling import MapBuilder, MapView
 from gattn_viz.metrics.sums import AttentionSums
+from gattn_viz.metrics.weights import Weight
 
 Path = Literal["fused", "blocks"]
 """How a layer's attention was computed."""
@@ -43,6 +45,7 @@ class Request:
         maps: layers whose attention probabilities are kept.
         heads: of which heads; None is all of them, and "mean" their mean, a single map.
         view: which part of a map, exact or pooled.
+        weight: what a map's cells hold, see `gattn_viz.metrics.weights`. Means and pooling come after.
         needs: reduce every layer to `LayerSums`, with what is named; empty is no sums.
         gates: layers whose gate logits and gate scores are kept.
         outputs: layers whose attention output is kept, before and after the gate.
@@ -53,6 +56,7 @@ class Request:
     maps: frozenset[int] = frozenset()
     heads: tuple[int, ...] | Literal["mean"] | None = None
     view: MapView = MapView()
+    weight: Weight = "probability"
     needs: frozenset[Need] = frozenset()
     gates: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -68,7 +72,7 @@ class LayerCapture:
         layer: from 1.
         paths: how the output and the sums were computed, `fused` or `blocks`; both if one chunk went this way,
             another that.
-        probabilities: (heads kept, queries, keys) of the view, 1 head for their mean.
+        probabilities: (heads kept, queries, keys) of the view, 1 head for their mean; weighted as asked for.
         gate_logits, gate_scores: (T, H, C), before and after the activation; None without a gate too.
         output_before, output_after: (T, H, D), the attention output before and after the gate. Without a gate the
             second is None: the output projection receives the first.
@@ -120,12 +124,15 @@ class Collector:
         places: for each sequence, where its tokens lie that are not padding.
         on_layer: called with (sequence, layer's capture) at the end of each layer.
         chunk: which of the batch's places the forward pass of the moment is about.
+        projections: by `layer_idx`, what `head_factors` gives; for maps of the weight `output`.
     """
 
     request: Request
     places: list[slice]
     on_layer: OnLayer
     chunk: range
+    projections: Mapping[int, Tensor] = field(default_factory=dict)
+    gates: dict[int, Tensor] = field(default_factory=dict)  # (B, Q, H, C), of layers on their way to attention
     running: dict[int, list[_Partial]] = field(default_factory=dict)
     layers_seen: set[int] = field(default_factory=set)
 
@@ -145,15 +152,18 @@ class Collector:
             new = attention.v[:, attention.v.shape[1] - len(attention.q) :]  # cached ones are counted already
             norms = new.norm(dim=-1)
             partial.value_norms.append(norms.repeat_interleave(attention.q.shape[2], 0))
-        wanted = self._wanted(partial)
+        wanted = self._wanted(partial, layer, attention)
 
         path = _choose_path(attention, needs)
+        pooled = path == "fused" and wanted is not None and _can_pool(attention, wanted)
+        if wanted is not None and not pooled and _has_most_rows(attention, wanted):
+            path = "blocks"  # which go through most of the rows anyway
         partial.paths.add(path)
         if path == "fused":
             output, lse = fused.attend(attention)
             if partial.sums is not None:
                 _add_fused(partial.sums, needs, attention, lse)
-            if wanted is not None and fused.can_pool(attention, wanted.builder):
+            if wanted is not None and pooled:
                 fused.add_pooled_map(attention, wanted)
             elif wanted is not None:
                 attend_in_blocks(attention, output=None, wanted=wanted)
@@ -163,6 +173,7 @@ class Collector:
         return output
 
     def add_output(self, layer: int, output: Tensor) -> None:
+        self.gates.pop(layer, None)
         if layer + 1 in self.request.outputs:
             self._keep(layer, "output_before", output)
         if OF_OUTPUT & self.request.needs:
@@ -180,7 +191,9 @@ class Collector:
                 partial.output_after = _plus(partial.output_after, OutputSums.of(tokens))
 
     def add_gate(self, layer: int, logits: Tensor, scores: Tensor) -> None:
-        """`logits` and `scores` are (B, Q, H, C)."""
+        """`logits` and `scores` are (B, Q, H, C); before the layer's attention."""
+        if self.request.weight != "probability" and layer + 1 in self.request.maps:
+            self.gates[layer] = scores
         if layer + 1 in self.request.gates:
             self._keep(layer, "gate_logits", logits)
             self._keep(layer, "gate_scores", scores)
@@ -241,13 +254,24 @@ class Collector:
             kept = partial.heads if asked is None else 1 if asked == "mean" else len(asked)
             partial.map = MapBuilder(kept, partial.tokens, self.request.view)
 
-    def _wanted(self, partial: _Partial) -> WantedMap | None:
+    def _wanted(self, partial: _Partial, layer: int, attention: Attention) -> WantedMap | None:
         if partial.map is None:
             return None
+        weighing = self._weighing(layer, attention)
         if self.request.heads == "mean":
-            return WantedMap(partial.map, None)
+            return WantedMap(partial.map, None, weighing)
         every = range(1, partial.heads + 1)
-        return WantedMap(partial.map, [head - 1 for head in self.request.heads or every])
+        return WantedMap(partial.map, [head - 1 for head in self.request.heads or every], weighing)
+
+    def _weighing(self, layer: int, attention: Attention) -> Weighing | None:
+        if self.request.weight == "probability":
+            return None
+        gate = self.gates.get(layer)
+        if gate is not None:
+            first = attention.first_query + attention.padding - self.chunk.start
+            gate = gate[attention.sequence, first : first + len(attention.q)]
+        projection = self.projections[layer] if self.request.weight == "output" else None
+        return Weighing(self.request.weight, attention, gate, projection)
 
     def _keep(self, layer: int, name: str, batch: Tensor) -> None:
         """Copies that outlive the forward pass: float32, on the CPU, sharing no memory with the model's."""
@@ -302,6 +326,17 @@ def _choose_path(attention: Attention, needs: frozenset[Need]) -> Path:
     if attention.q.device.type != "cpu":
         cheap |= {"entropy"}
     return "fused" if needs <= cheap and fused.can_fuse(attention) else "blocks"
+
+
+def _can_pool(attention: Attention, wanted: WantedMap) -> bool:
+    return wanted.weighing is None and fused.can_pool(attention, wanted.builder)
+
+
+def _has_most_rows(attention: Attention, wanted: WantedMap) -> bool:
+    """Whether a map shows half of the queries or more."""
+    rows, first = wanted.builder.rows, attention.first_query
+    shown = min(rows.stop, first + len(attention.q)) - max(rows.start, first)
+    return 2 * shown >= len(attention.q)
 
 
 def _add_fused(sums: AttentionSums, needs: frozenset[Need], attention: Attention, lse: Tensor) -> None:

@@ -25,6 +25,7 @@ from gattn_viz.capture.checks import as_token_ids, check_request, check_sizes, r
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
 from gattn_viz.capture.hooks import backbone, gated_attention, hooked, input_device
 from gattn_viz.capture.loss import next_token_loss
+from gattn_viz.capture.projection import find_projection, head_factors, listening
 from gattn_viz.errors import GattnVizError, first_line
 
 PromptCapture = dict[int, LayerCapture]
@@ -92,6 +93,7 @@ def stream(
     check_request(model, request)
     check_sizes(batch_size, chunk)
     ids = as_token_ids(model, prompts)
+    projections = _projections(model, request)
     by_length = sorted(range(len(ids)), key=lambda prompt: -len(ids[prompt]))
     with alone(model):
         if chunk is not None and chunk < len(ids[by_length[0]]):
@@ -104,7 +106,7 @@ def stream(
             def hand_on(sequence: int, layer: LayerCapture, batch: list[int] = batch) -> None:
                 on_layer(batch[sequence], layer)
 
-            losses = _run_batch(model, input_ids, places, request, hand_on, chunk)
+            losses = _run_batch(model, input_ids, places, request, hand_on, chunk, projections)
             for row, prompt in enumerate(batch):
                 if on_prompt is not None:
                     on_prompt(prompt, None if losses is None else losses[row])
@@ -136,10 +138,15 @@ def capture_batch(
     check_request(model, request)
     check_sizes(chunk=chunk)
     places = real_tokens(model, input_ids, attention_mask)
+    projections = _projections(model, request)
     with alone(model):
         if chunk is not None and chunk < max(place.stop for place in places):
             check_cache(model)
-        return _run_batch(model, input_ids, places, request, on_layer, chunk)
+        return _run_batch(model, input_ids, places, request, on_layer, chunk, projections)
+
+
+def _projections(model: PreTrainedModel, request: Request) -> dict[int, Tensor]:
+    return output_projections(model, request.maps) if request.weight == "output" else {}
 
 
 def _run_batch(
@@ -149,11 +156,12 @@ def _run_batch(
     request: Request,
     on_layer: OnLayer,
     chunk: int | None,
+    projections: dict[int, Tensor],
 ) -> list[float] | None:
     """As `capture_batch`, of values that are known to be good."""
     length = max(place.stop for place in places)
     step = min(chunk or length, length)
-    collector = Collector(request, places, on_layer, chunk=range(0, step))
+    collector = Collector(request, places, on_layer, chunk=range(0, step), projections=projections)
     base = backbone(model)
     input_ids = input_ids[:, :length].to(input_device(model), torch.long)
     attention_mask = torch.zeros_like(input_ids)
@@ -224,6 +232,26 @@ def _cache_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """What makes one forward pass go on where the last one ended."""
     name = "cache" if "cache" in signature(backbone(model).forward).parameters else "past_key_values"
     return {"use_cache": True, name: DynamicCache(config=model.config)}
+
+
+def output_projections(model: PreTrainedModel, layers: frozenset[int]) -> dict[int, Tensor]:
+    """For each of some layers, from 1, by `layer_idx`: what its output projection does to each head's length.
+
+    Costs a run of the model on a few tokens, which shows where the projection is, and a QR decomposition a layer.
+
+    Returns:
+        see `head_factors`. Layers without softmax attention are not in it.
+
+    Raises:
+        GattnVizError: a layer has none that is known, see `find_projection`.
+    """
+    tokens = list(range(min(4, model.get_input_embeddings().weight.shape[0])))
+    with listening(model, layers) as received:
+        [captured] = capture(model, [tokens], Request(gates=layers, outputs=layers))
+    return {
+        layer - 1: head_factors(find_projection(captured[layer], received[layer], model.dtype), captured[layer])
+        for layer in layers & captured.keys()
+    }
 
 
 def verify_gates(model: PreTrainedModel) -> None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 HELP = (
     "Attention maps: a figure for each model, and with several models a grid of models x layers.\n\n"
-    "A cell is the attention probability of a query (row) to a key (column). All figures of one command share "
-    "one colour range. Long prompts are pooled to --max-cells rows and columns; --queries and --keys show a part "
-    "exactly. The paths of the files written go to stdout."
+    "A cell is the attention probability of a query (row) to a key (column), or with --weight what comes of it. "
+    "All figures of one command share one colour range. Long prompts are pooled to --max-cells rows and columns; "
+    "--queries and --keys show a part exactly. The paths of the files written go to stdout."
 )
 EXAMPLE = "Example: gattn-viz maps --model gate_headwise --layers 1,7,21,28"
 
@@ -56,6 +56,14 @@ def maps(
     heads: Annotated[
         str, typer.Option(help="mean (one map a layer), all, or heads from 1 such as 1,4-6 (a map for each).")
     ] = "mean",
+    weight: Annotated[
+        Literal["probability", "value", "gate", "output"],
+        typer.Option(
+            help="What a cell holds, head by head: the probability p of the key; p x the L2 norm of its value; "
+            "p x the query's gate score (elementwise: p x the L2 norm of gate * value); or the L2 norm of what "
+            "the key adds to the residual stream, through gate and output projection."
+        ),
+    ] = "probability",
     queries: Annotated[
         str | None,
         typer.Option(
@@ -156,6 +164,7 @@ def maps(
             layers=chosen_layers,  # type: ignore[arg-type]
             heads=chosen_heads,  # type: ignore[arg-type]
             view=view,
+            weight=weight,
             run=Run(
                 checkpoints=checkpoints,
                 revision=revision,
@@ -187,6 +196,7 @@ def maps(
             view=_view(of),
             color_scale=color_range if drawn else None,
             numbers=_summaries(of, mean=what == "grid") if drawn else (),
+            quantity=_quantity(of),
         )
         return recorder.recipe(file, attention)
 
@@ -253,6 +263,7 @@ def _metadata(sets: list[AttentionMaps], recipe: Recipe) -> dict[str, str]:
     from gattn_viz.recipe.content import KEY
 
     return {
+        "quantity": _quantity(sets),
         "view": _view(sets),
         "attention path": " or ".join(dict.fromkeys(one.attention_path for one in sets)),
         KEY: recipe.to_json(),
@@ -261,6 +272,10 @@ def _metadata(sets: list[AttentionMaps], recipe: Recipe) -> dict[str, str]:
 
 def _view(sets: list[AttentionMaps]) -> str:
     return " or ".join(dict.fromkeys(one.cells.in_words() for one in sets))
+
+
+def _quantity(sets: list[AttentionMaps]) -> str:
+    return " or ".join(dict.fromkeys(one.quantity.label for one in sets))
 
 
 def _attention_by_model(sets: list[AttentionMaps]) -> dict[str, str]:
@@ -316,6 +331,8 @@ def _save_raw(one: AttentionMaps, path: Path, recipe: Recipe) -> Path:
         "layers": json.dumps(one.layers),
         "heads": "mean" if one.heads is None else json.dumps(one.heads),
         "axes": "heads, queries, keys",
+        "weight": one.weight,
+        "quantity": one.quantity.label,
         "view": one.cells.in_words(),
         "pool": one.cells.pool or "none",
         **{

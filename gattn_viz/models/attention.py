@@ -140,7 +140,9 @@ class GatedQwen3Attention(Qwen3Attention):
         batch, tokens, _ = hidden_states.shape
         kv_shape = (batch, tokens, -1, self.head_dim)
 
-        query, gate_logits = split_query_and_gate(self.q_proj(hidden_states), self.config)
+        query, gate = split_query_and_gate(self.q_proj(hidden_states), self.config)
+        if self.config.gate:
+            gate = self.gate_activation(gate)  # before attention: a capture that weighs it needs the scores
         query = self.q_norm(query).transpose(1, 2)  # (B, H, T, D)
         key = self.k_norm(self.k_proj(hidden_states).view(kv_shape)).transpose(1, 2)  # (B, K, T, D)
         value = self.v_proj(hidden_states).view(kv_shape).transpose(1, 2)
@@ -171,5 +173,5 @@ class GatedQwen3Attention(Qwen3Attention):
         )  # (B, T, H, D)
 
         if self.config.gate:
-            attended = attended * self.gate_activation(gate_logits)
+            attended = attended * gate
         return self.o_proj(attended.reshape(batch, tokens, -1)), weights

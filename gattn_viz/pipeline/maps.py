@@ -10,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gattn_viz.capture.checks import check_request
-from gattn_viz.capture.collector import LayerCapture, Request
+from gattn_viz.capture.collector import LayerCapture, Request, Weight
 from gattn_viz.capture.hooks import decoder_layers
 from gattn_viz.capture.run import capture
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.pooling import MapCells, MapView
+from gattn_viz.metrics.weights import Quantity, quantity
+from gattn_viz.models.checkpoint_config import load_config
+from gattn_viz.models.configuration import GatedQwen3Config
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models
 from gattn_viz.prompts import Prompt, default_prompts
 from gattn_viz.tokens import token_labels
 
@@ -36,8 +39,11 @@ class AttentionMaps:
         cells: the view: which queries and keys the rows and columns stand for, and how they were pooled.
         probabilities: (layers, heads, rows, columns), float32; rows are queries. The axis of heads has length
             1 for a mean. Exact maps have 0 where the key is after the query, pooled ones NaN where every key is.
+            Times `weight`, head by head, before any mean and pooling.
         dtype, device: of the run.
         attention_path: how attention was computed, see `LayerCapture.paths`.
+        weight: what the cells hold, see `gattn_viz.metrics.weights`; `quantity` says it in words.
+        gate: `headwise`, `elementwise` or None, of the model.
     """
 
     model: str
@@ -53,6 +59,12 @@ class AttentionMaps:
     dtype: str
     device: str
     attention_path: str
+    weight: Weight = "probability"
+    gate: str | None = None
+
+    @property
+    def quantity(self) -> Quantity:
+        return quantity(self.weight, self.gate)
 
 
 def attention_maps(
@@ -62,6 +74,7 @@ def attention_maps(
     layers: Sequence[int] | Literal["all"] | None = None,
     heads: Sequence[int] | Literal["mean", "all"] = "mean",
     view: MapView = MapView(),
+    weight: Weight = "probability",
     run: Run = Run(),
     progress: Progress | None = None,
     on_model: OnModel | None = None,
@@ -75,13 +88,19 @@ def attention_maps(
         heads: from 1; `mean` is the mean over all heads.
         view: which queries and keys, and in how many cells; without arguments all, exactly. Memory is for what is
             asked: `MapView(max_cells=512)` holds 1 MB a map, whatever T. A mean over heads comes before pooling.
+        weight: what the cells hold: the `probability`, or that times the norm of the `value`, the `gate`, or the
+            norm of the `output` that it leads to, see `gattn_viz.metrics.weights`. `output` with an elementwise
+            gate costs head_dim times what a map of probabilities does.
         on_model: see `OnModel`.
 
     Raises:
-        GattnVizError: a model or prompt that cannot be used; a layer, head or position that is not there.
+        GattnVizError: a model or prompt that cannot be used; a layer, head or position that is not there; a model
+            without the gate, or whose output projection is not known, that the weight needs.
     """
     if prompts is None:
         prompts = default_prompts()[:1]
+    if weight == "gate":
+        _require_gates(models, run)
     result = []
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
         model = loaded.model
@@ -92,6 +111,7 @@ def attention_maps(
             maps=frozenset(chosen),
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
             view=view,
+            weight=weight,
         )
         check_request(model, request, label)
         # all of them before the first is run
@@ -118,12 +138,33 @@ def attention_maps(
                     dtype=str(loaded.dtype).removeprefix("torch."),
                     device=loaded.device.type,
                     attention_path=" and ".join(sorted(paths)),
+                    weight=weight,
+                    gate=_gate(loaded.config),
                 )
             )
             if progress is not None:
                 progress(label, done, len(encoded))
         del loaded, model  # before the next one is loaded
     return result
+
+
+def _require_gates(models: Sequence[str], run: Run) -> None:
+    """Raise, before any weights are read, if a model has no gate."""
+    sources = find_models(models, run)
+    without = [
+        label
+        for label, source in sources.items()
+        if _gate(load_config(source, trust_remote_code=run.trust_remote_code)) is None
+    ]
+    if without:
+        raise GattnVizError(
+            f"no gate in {', '.join(without)}; expected models with a gate on the attention output, such as "
+            "gate_headwise, for --weight gate: choose them with --model, or another weight"
+        )
+
+
+def _gate(config: object) -> str | None:
+    return config.gate if isinstance(config, GatedQwen3Config) else None
 
 
 def _choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:

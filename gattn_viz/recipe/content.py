@@ -105,6 +105,7 @@ class FileMade:
         models: the labels of those in it.
         prompt: the id of its prompt, where it has one.
         view: of maps, in words.
+        quantity: what the cells of maps hold, with its unit.
         color_scale: `kind`, `low` and `high` of a figure.
         sha256: of the file, where the recipe lies beside it.
         numbers: of a figure.
@@ -118,6 +119,7 @@ class FileMade:
     color_scale: dict[str, Any] | None = None
     sha256: str | None = None
     numbers: tuple[MapSummary, ...] = ()
+    quantity: str | None = None
 
 
 @dataclass(frozen=True)

@@ -665,6 +665,7 @@ class TestNothingOfSizeTxT:
         "first token": Request(needs=frozenset({"first_token"})),
         "entropy": Request(needs=frozenset({"entropy"})),
         "pooled maps": Request(maps=frozenset({1, 2}), view=MapView(max_cells=64)),
+        "weighted maps": Request(maps=frozenset({1}), view=MapView(max_cells=64), weight="output"),
         "part of a map": Request(maps=frozenset({2}), view=MapView(queries=(1400, 1500), keys=(1, 20))),
     }
 

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from gattn_viz import Run, attention_maps
 from gattn_viz.figures.save import read_metadata
 from gattn_viz.metrics.pooling import MapView
+from gattn_viz.metrics.weights import Weight
 from tests.cli.conftest import Cli
 
 PROMPT = ("-p", "the cat sat on the mat")
@@ -129,6 +130,36 @@ def test_views(cli: Cli, tmp_path: Path, tiny_trio: Path, arguments: list[str], 
     of_figure = read_metadata(tmp_path / "figs" / "maps_baseline.png")
     assert of_figure["view"] == said
     assert of_figure["attention path"] == expected.attention_path
+
+
+@pytest.mark.parametrize(
+    ("weight", "quantity"),
+    [
+        ("probability", "attention probability"),
+        ("value", "probability x value norm (L2)"),
+        ("gate", "probability x norm of gate * value (L2)"),
+        ("output", "norm added to the residual stream (L2)"),
+    ],
+)
+def test_weights(cli: Cli, tmp_path: Path, tiny_trio: Path, weight: Weight, quantity: str) -> None:
+    done = cli("maps", "-m", "gate_elementwise", "--layers", "2", *PROMPT, *FAST, "--raw", "--weight", weight)
+    assert done.code == 0, done.err
+    run = Run(checkpoints=str(tiny_trio))
+    [expected] = attention_maps(["gate_elementwise"], [PROMPT[1]], layers=[2], weight=weight, run=run)
+    tensors, metadata = raw_maps(tmp_path / "figs" / "maps_gate_elementwise.safetensors")
+    np.testing.assert_array_equal(tensors["layer_2"], expected.probabilities[0])
+    assert (metadata["weight"], metadata["quantity"]) == (weight, quantity)
+    assert read_metadata(tmp_path / "figs" / "maps_gate_elementwise.png")["quantity"] == quantity
+
+
+def test_no_gate_to_weigh_with(cli: Cli) -> None:
+    """Before any weights are read: the model that has one is named first."""
+    done = cli("maps", "-m", "gate_headwise", "-m", "baseline", *PROMPT, "--weight", "gate")
+    assert done.code == 1
+    assert done.out == ""
+    assert "no gate in baseline; expected models with a gate on the attention output" in done.err
+    assert "layers of" not in done.err
+    assert cli("maps", "-m", "baseline", *PROMPT, "--weight", "norm").code == 2
 
 
 def test_a_long_prompt_is_pooled_by_default(cli: Cli, tmp_path: Path, tiny_trio: Path) -> None:

@@ -259,6 +259,19 @@ def test_maps_again(cli: Cli, library: Path, file: str) -> None:
     assert as_json["compared"] > 10
 
 
+@pytest.mark.parametrize("file", ["maps_gate_headwise.png", "maps_grid.png", "maps_gate_elementwise.safetensors"])
+def test_weighted_maps_again(cli: Cli, tmp_path: Path, file: str) -> None:
+    models = ("-m", "gate_headwise", "-m", "gate_elementwise")
+    ok(cli("maps", *models, "--layers", "2", *PROMPT, "--dpi", "40", "-q", "--raw", "--weight", "output"))
+    recipe = in_json(cli, f"figs/{file}")
+    assert recipe["options"]["weight"] == "output"
+    assert "--weight output" in recipe["command_line"]
+    assert recipe["file"]["quantity"] == "norm added to the residual stream (L2)"
+    done = ok(cli("recipe", f"figs/{file}", "--rerun", "-o", "again", "-q"))
+    assert done.out.startswith("agrees: ")
+    assert in_json(cli, f"again/{file}")["options"]["weight"] == "output"
+
+
 def scaled(directory: Path, name: str, factor: float) -> None:
     """Change one weight."""
     path = directory / "model.safetensors"

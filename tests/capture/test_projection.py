@@ -1,0 +1,111 @@
+"""The output projection is found by what it receives, or refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from gattn_viz.capture.collector import LayerCapture, Request
+from gattn_viz.capture.projection import find_projection, head_factors, listening
+from gattn_viz.capture.run import capture, output_projections
+from gattn_viz.errors import GattnVizError
+from tests.capture.families import SIZES, family_model
+from tests.conftest import GATES, tiny_model
+
+FIRST = frozenset({1})
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "o_proj"),
+        ("gpt2", "c_proj"),
+        ("gpt_neox", "dense"),
+        ("opt", "out_proj"),
+        *((variant, "o_proj") for variant in GATES),
+    ],
+)
+def test_is_the_one_that_the_family_calls_by_its_name(family: str, name: str) -> None:
+    model = family_model(family)
+    with listening(model, [1, 2]) as received:
+        [layers] = capture(model, [[3, 4, 5]], Request(gates=frozenset({1, 2}), outputs=frozenset({1, 2})))
+    for layer in (1, 2):
+        found = find_projection(layers[layer], received[layer], model.dtype)
+        attention = next(
+            module
+            for module in model.modules()
+            if getattr(module, "layer_idx", None) == layer - 1 and hasattr(module, name)
+        )
+        assert found is getattr(attention, name)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_head_factors_give_the_norm_of_what_goes_through() -> None:
+    projection = nn.Linear(12, 20)
+    layer = LayerCapture(1, output_before=torch.zeros(1, 3, 4))
+    factors = head_factors(projection, layer)
+    assert factors.shape == (3, 4, 4)
+    x = torch.randn(3, 4)
+    for head in range(3):
+        whole = torch.zeros(12)
+        whole[4 * head : 4 * head + 4] = x[head]
+        torch.testing.assert_close((factors[head] @ x[head]).norm(), (projection.weight @ whole).norm())
+    assert head_factors(nn.Linear(12, 2), layer).shape == (3, 2, 4)  # fewer rows than channels
+
+
+def test_a_gate_that_is_not_known_is_refused() -> None:
+    with pytest.raises(
+        GattnVizError,
+        match=r"layer 4: what its attention gives reaches no module unchanged: a gate, perhaps; expected an "
+        r"output projection, .*: choose the weight value or probability",
+    ):
+        output_projections(family_model("qwen3_next"), frozenset({4}))
+    assert output_projections(family_model("qwen3_next"), FIRST) == {}  # no softmax attention there
+
+
+def test_a_norm_in_between_is_refused() -> None:
+    torch.manual_seed(0)
+    model = transformers.BitNetForCausalLM(transformers.BitNetConfig(**SIZES)).eval()
+    with pytest.raises(GattnVizError, match=r"layer 1: .* goes to a BitNetRMSNorm, no linear layer"):
+        output_projections(model, FIRST)
+
+
+class Scaled(nn.Linear):
+    """As adapters and quantised layers are: linear layers that do more than their weights say."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_linear_layer_of_a_class_of_its_own_is_refused() -> None:
+    model = tiny_model("gate_headwise")
+    model.model.layers[0].self_attn.o_proj = Scaled(32, 32)
+    with pytest.raises(GattnVizError, match="goes to a Scaled, no linear layer"):
+        output_projections(model, FIRST)
+
+
+def test_weights_that_are_elsewhere_are_refused() -> None:
+    layer = LayerCapture(1, output_before=torch.ones(2, 1, 4))
+    received = [(nn.Linear(4, 4, device="meta"), torch.ones(1, 2, 4))]
+    with pytest.raises(GattnVizError, match="the weights of its output projection are not in memory"):
+        find_projection(layer, received, torch.float32)
+
+
+@pytest.mark.parametrize("variant", GATES)
+def test_in_half_precision(variant: str) -> None:
+    model = copy.deepcopy(family_model(variant)).to(torch.bfloat16)
+    found = output_projections(model, FIRST)
+    assert found[0].dtype == torch.float32
+    expected = output_projections(family_model(variant), FIRST)
+    torch.testing.assert_close(found[0].norm(), expected[0].norm(), rtol=0.01, atol=0)
+
+
+def test_broken_weights_are_left_to_be_reported_where_they_are_measured() -> None:
+    model = tiny_model("baseline")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight[0, 0] = torch.nan
+    assert list(output_projections(model, FIRST)) == [0]
