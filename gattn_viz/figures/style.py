@@ -13,6 +13,7 @@ import matplotlib as mpl
 import matplotlib.style
 import seaborn as sns
 from matplotlib.colors import Colormap
+from matplotlib.font_manager import FontProperties
 
 from gattn_viz.errors import GattnVizError
 
@@ -82,9 +83,9 @@ def settings(kind: StyleKind = "screen") -> dict[str, Any]:
 
 
 def points(setting: str) -> float:
-    """A font size of the style in force, such as that of ``xtick.labelsize``."""
+    """A font size of the style in force, such as that of ``xtick.labelsize``; matplotlib's own says "medium"."""
     settings: Any = mpl.rcParams
-    return float(settings[setting])  # our style sets numbers, never names such as "small"
+    return float(FontProperties(size=settings[setting]).get_size_in_points())
 
 
 # What is read when a figure is written, not when it is drawn.
