@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from gattn_viz.errors import GattnVizError
@@ -114,8 +117,6 @@ def draw_curves(
     if not curves:
         raise GattnVizError("no curve to draw; expected at least one")
     looks = line_looks([curve.label for curve in curves])
-    if log_y:
-        axes.set_yscale("log", nonpositive="mask")
     lines = [_draw(axes, curve, curve.look or looks[curve.label]) for curve in curves]
     for n, value in enumerate(_distinct(null)):
         label = null_label if n == 0 else "_"
@@ -128,34 +129,37 @@ def draw_curves(
     return lines
 
 
-def draw_legend(axes: Axes, lines: Sequence[Line2D], font: str | None = None) -> None:
-    """A legend above `axes`, flush with its left edge: over the data it would hide some of it."""
-    shown = [line for line in lines if not str(line.get_label()).startswith("_")]
-    fitted = fit_fonts([str(line.get_label()) for line in shown], font)
+def draw_legend(where: Axes | Figure, artists: Sequence[Artist], font: str | None = None) -> None:
+    """A legend above an Axes or a whole figure, flush left: over the data it would hide some of it."""
+    shown = [artist for artist in artists if not str(artist.get_label()).startswith("_")]
+    fitted = fit_fonts([str(artist.get_label()) for artist in shown], font)
     names = [shorten(text, LABEL_LIMIT) for text in fitted.texts]
-    legend = axes.legend(
+    if isinstance(where, Figure):
+        width = where.get_figwidth()
+        place: dict[str, Any] = {"loc": "outside upper left"}
+    else:
+        width = where.get_position(original=True).width * where.figure.get_size_inches()[0]  # type: ignore[union-attr]
+        place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+    legend = where.legend(
         shown,
         names,
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=_columns(axes, names, fitted.families),
+        ncols=_columns(width, names, fitted.families),
         frameon=False,
-        borderaxespad=0.2,
         borderpad=0.2,
         handlelength=3.2,
         columnspacing=1.2,
         labelspacing=0.3,
+        **place,
     )
     for text in legend.get_texts():
         text.set(fontfamily=fitted.families, parse_math=False)
 
 
-def _columns(axes: Axes, names: Sequence[str], families: Sequence[str]) -> int:
-    """How many names of a legend go side by side."""
+def _columns(width: float, names: Sequence[str], families: Sequence[str]) -> int:
+    """How many names go side by side into `width` inches."""
     size = points("legend.fontsize")
     widest = max(text_width(name, size, families) for name in names) + 5.5 * size / 72  # with its handle
-    room = axes.get_position(original=True).width * axes.figure.get_size_inches()[0]  # type: ignore[union-attr]
-    return max(1, min(int(room / widest), len(names)))
+    return max(1, min(int(width / widest), len(names)))
 
 
 def _draw(axes: Axes, curve: Curve, look: LineLook) -> Line2D:
@@ -199,11 +203,40 @@ def _limit_axes(axes: Axes, curves: Sequence[Curve], log_y: bool) -> None:
     x = x[np.isfinite(x)]
     if len(x) and (x == np.round(x)).all():
         first, last = int(x.min()), int(x.max())
-        axes.set_xticks(round_positions(first, last, (last - first) / 6))
+        axes.set_xticks(round_positions(first, last, (last - first) / 7))
         air = max((last - first) * 0.03, 0.5)
         axes.set_xlim(first - air, last + air)
-    top = axes.get_ylim()[1]
-    drawn = [np.asarray(values, float) for c in curves for values in (c.y, c.low) if values is not None]
-    lowest = min((float(np.nanmin(v)) for v in drawn if np.isfinite(v).any()), default=0.0)
-    if not log_y and lowest >= 0:
+    ends = [values for curve in curves for values in (curve.y, curve.low, curve.high) if values is not None]
+    y = np.concatenate([np.asarray(values, float) for values in ends])
+    y = y[np.isfinite(y)]
+    if log_y:
+        limit_log_axis(axes, y)
+    elif not len(y) or y.min() >= 0:
+        top = axes.get_ylim()[1]
         axes.set_ylim(0, top if top > 0 else 1)
+
+
+def limit_log_axis(axes: Axes, values: NDArray[np.float64]) -> None:
+    """A logarithmic y axis from a round number to a round number, so that two at least are written beside it."""
+    axes.set_yscale("log", nonpositive="mask")
+    seen = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(seen.min()), float(seen.max())) if len(seen) else (1.0, 1.0)
+    bottom = max(n for n in _round_numbers(low) if n < low)
+    top = min(n for n in _round_numbers(high) if n > high)
+    axes.set_ylim(bottom, top)
+    tick_log_axis(axes)
+
+
+def tick_log_axis(axes: Axes) -> None:
+    """Ticks for the limits that a logarithmic y axis has, written as plain numbers."""
+    bottom, top = axes.get_ylim()
+    subs = (1, 2, 5) if top / bottom <= 100 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _round_numbers(near: float) -> list[float]:
+    """1, 2 and 5 times the powers of ten round a number."""
+    power = math.floor(math.log10(near))
+    return [n * 10.0**p for p in (power - 1, power, power + 1) for n in (1, 2, 5)]

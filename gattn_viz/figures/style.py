@@ -22,6 +22,9 @@ StyleKind = Literal["screen", "paper"]
 # Points: tick labels and notes, axis labels, panel titles, figure title.
 _SIZES: dict[str, tuple[float, float, float, float]] = {"screen": (7, 8, 8.5, 11), "paper": (6, 7, 7, 8.5)}
 
+# Inches: a column of a two-column paper, and both; on a screen as much as reads well.
+_WIDTHS: dict[str, tuple[float, float]] = {"screen": (5.5, 9.0), "paper": (3.25, 6.75)}
+
 INK = "#262626"
 MUTED = "#6B6B6B"
 HAIRLINE = "#B8B8B8"
@@ -86,6 +89,11 @@ def points(setting: str) -> float:
     """A font size of the style in force, such as that of ``xtick.labelsize``; matplotlib's own says "medium"."""
     settings: Any = mpl.rcParams
     return float(FontProperties(size=settings[setting]).get_size_in_points())
+
+
+def figure_width(kind: StyleKind, columns: Literal[1, 2] = 1) -> float:
+    """The inches of a figure as wide as one column of a paper, or two."""
+    return _WIDTHS[kind][columns - 1]
 
 
 # What is read when a figure is written, not when it is drawn.

@@ -100,17 +100,19 @@ class FileMade:
     """Which of a command's files this is.
 
     Attributes:
-        what: a `table`, a figure of `maps`, a figure with a `grid` of models, or the `raw` maps.
-        format: `csv`, `json`, `parquet`, `png`, `pdf`, `svg` or `safetensors`.
+        what: a `table`, a figure of `maps`, a figure with a `grid` of models, the `raw` maps, or of `figures` a
+            `figure` or a `text`, whose numbers are those of the CSV beside it.
+        format: `csv`, `json`, `parquet`, `png`, `pdf`, `svg`, `safetensors`, `md` or `tex`.
         models: the labels of those in it.
         prompt: the id of its prompt, where it has one.
         view: of maps, in words.
         color_scale: `kind`, `low` and `high` of a figure.
         sha256: of the file, where the recipe lies beside it.
-        numbers: of a figure.
+        numbers: of a figure of maps.
+        figure: the name of the figure of `figures`; None is that of another command, or all of its captions.
     """
 
-    what: Literal["table", "maps", "grid", "raw"]
+    what: Literal["table", "maps", "grid", "raw", "figure", "text"]
     format: str
     models: tuple[str, ...]
     prompt: str | None = None
@@ -118,6 +120,7 @@ class FileMade:
     color_scale: dict[str, Any] | None = None
     sha256: str | None = None
     numbers: tuple[MapSummary, ...] = ()
+    figure: str | None = None
 
 
 @dataclass(frozen=True)

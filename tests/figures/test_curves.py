@@ -63,7 +63,7 @@ def test_lonely_points_have_markers_and_long_lines_have_few(axes: Axes) -> None:
 
 def test_layers_are_ticked_from_the_first(axes: Axes) -> None:
     draw_curves(axes, [Curve("a", range(1, 29), range(28))], x_label="", y_label="")
-    assert axes.get_xticks().tolist() == [1, 10, 15, 20, 25]
+    assert axes.get_xticks().tolist() == [1, 5, 10, 15, 20, 25]
     assert axes.get_xlim()[0] < 1
     assert axes.get_xlim()[1] > 28
 
