@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
-    from gattn_viz.paper import draw_paper_figure
+    from gattn_viz.paper import draw_paper_figure, read_paper_table
     from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, gate_stats, gate_tokens, sink_stats
     from gattn_viz.pipeline.captions import caption
     from gattn_viz.pipeline.paper import PaperData, paper_data
@@ -45,6 +45,7 @@ _HOMES = {
     "gate_tokens": "pipeline",
     "load": "models.loading",
     "paper_data": "pipeline.paper",
+    "read_paper_table": "paper",
     "read_prompts": "prompts",
     "read_recipe": "recipe",
     "resolve": "models.names",
@@ -69,6 +70,7 @@ __all__ = [
     "gate_tokens",
     "load",
     "paper_data",
+    "read_paper_table",
     "read_prompts",
     "read_recipe",
     "resolve",

@@ -1,15 +1,15 @@
 """The paper's figures and its table: what each shows, and how it is drawn from its numbers.
 
-    from gattn_viz import draw_paper_figure, paper_data
+from gattn_viz import draw_paper_figure, paper_data, read_paper_table
 
-    data = paper_data(figures=["first_token_by_layer"])
-    draw_paper_figure("first_token_by_layer", data.frames["first_token_by_layer"])     # a matplotlib Figure
-
-The CSV beside a figure that `gattn-viz figures` wrote is such a table too: `pandas.read_csv` it, and draw.
+data = paper_data(figures=["first_token_by_layer"])
+draw_paper_figure("first_token_by_layer", data.frames["first_token_by_layer"])     # a matplotlib Figure
+draw_paper_figure("gate_by_layer", read_paper_table("figs/gate_by_layer.csv"))     # what the command wrote
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +76,16 @@ PAPER_FIGURES: dict[str, PaperFigure] = {
         "Table 4", "gate mean, M-Act, F-Attn and perplexity beside the paper's (CSV, Markdown, LaTeX)", None
     ),
 }
+
+
+def read_paper_table(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """The CSV beside a figure, as `draw_paper_figure` takes it: a model or a token may be called NA or 1.
+
+    Raises:
+        OSError, ValueError: as pandas.
+    """
+    words = dict.fromkeys(["model", "prompt", "source", "stage", "key_token", "first_row"], str)
+    return pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])  # type: ignore[arg-type]
 
 
 def draw_paper_figure(

@@ -38,13 +38,8 @@ def draw_gate_distribution(
             edges = np.append(rows["low"].to_numpy(float), rows["high"].to_numpy(float)[-1])
             # an empty bin is a gap: a logarithmic axis has no zero
             counts = np.where(counts > 0, counts, np.nan)
-            line: dict[str, Any] = {
-                "color": look.color,
-                "linestyle": look.dashes,
-                "linewidth": 1.2,
-                "label": str(model),
-            }
-            steps.append(axes.stairs(counts, edges, baseline=None, **line))
+            line: dict[str, Any] = {"color": look.color, "linestyle": look.dashes, "linewidth": 1.2}
+            steps.append(axes.stairs(counts, edges, baseline=None, label=str(model), **line))
         limit_log_axis(axes, frame["count"].to_numpy(float))
         axes.set_xlim(float(frame["low"].min()), float(frame["high"].max()))
         axes.set_xlabel("gate score")

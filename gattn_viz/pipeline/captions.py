@@ -102,7 +102,7 @@ def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
     pooled = f"; a cell is the largest of up to {size} x {size} probabilities" if size > 1 else ""
     return (
         f"Attention probabilities of queries (rows) to keys (columns), mean over heads{pooled}. Layers {asked}. "
-        f"Prompt {frame['prompt'].iloc[0]}, T = {' or '.join(f'{t:,}' for t in tokens)}; the first query is shown. "
+        f"Prompt {frame['prompt'].iloc[0]}, T = {' or '.join(f'{t:,}' for t in tokens)}; the first query too. "
         f"One linear colour range, 0 to {frame['probability'].max():.3g}; keys after the query are blank."
     )
 
@@ -131,8 +131,8 @@ def _output_sparsity(frame: pd.DataFrame, data: PaperData) -> str:
     note = f" No gate: {', '.join(without)}, on the left only." if without else ""
     return (
         f"Share of the attention output's elements with an absolute value below {thresholds} by layer: before the "
-        "gate, after it, and before it times the mean score of the head, which is what a gate that does not depend "
-        f"on the input would give. Over tokens and channels, mean over heads.{note}"
+        "gate, after it, and before it times the mean score of the head, which is what a gate that does not "
+        f"depend on the input would give. Over tokens and channels, mean over heads.{note}"
     )
 
 

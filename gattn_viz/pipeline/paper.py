@@ -152,8 +152,8 @@ def paper_data(
     if all(FRAMES[name].needs_gate for name in chosen) and not any_gate(models, run):
         raise GattnVizError(
             f"no gate in {', '.join(find_models(models, run))}, and nothing else was asked for than "
-            f"{', '.join(chosen)}; expected a model with a gate on its attention output, such as gate_headwise: add "
-            "one, or ask for other figures"
+            f"{', '.join(chosen)}; expected a model with a gate on its attention output, such as gate_headwise: "
+            "add one, or ask for other figures"
         )
     data = PaperData(first_row=first_row)
     maps: list[pd.DataFrame] = []
