@@ -76,7 +76,7 @@ def figures(
     width: Annotated[
         float | None,
         typer.Option(
-            min=1,
+            min=2,
             max=40,
             metavar="INCHES",
             help="Of every figure. Default: one or two columns, 3.25 and 6.75 (screen: 5.5 and 9).",

@@ -42,7 +42,8 @@ def draw_first_token_by_layer(
         figure, axes = _sheet(1, 1, kind, width or figure_width(kind))
         curves = _curves(frame, "first_token_mass")
         null = frame["uniform_null"].tolist()
-        draw_curves(axes[0][0], curves, x_label="layer", y_label=MASS, null=null, font=font)
+        lines = draw_curves(axes[0][0], curves, x_label="layer", y_label=MASS, null=null, legend=False)
+        draw_legend(figure, lines, font)
     return figure
 
 
@@ -57,7 +58,9 @@ def draw_gate_by_layer(
     """
     with style(kind):
         figure, axes = _sheet(1, 1, kind, width or figure_width(kind))
-        draw_curves(axes[0][0], _curves(frame, "gate_mean"), x_label="layer", y_label="mean gate score", font=font)
+        curves = _curves(frame, "gate_mean")
+        lines = draw_curves(axes[0][0], curves, x_label="layer", y_label="mean gate score", legend=False)
+        draw_legend(figure, lines, font)
     return figure
 
 

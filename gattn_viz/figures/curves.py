@@ -130,7 +130,10 @@ def draw_curves(
 
 
 def draw_legend(where: Axes | Figure, artists: Sequence[Artist], font: str | None = None) -> None:
-    """A legend above an Axes or a whole figure, flush left: over the data it would hide some of it."""
+    """A legend above an Axes or a whole figure, flush left: over the data it would hide some of it.
+
+    A figure grows by the rows that are more than one.
+    """
     shown = [artist for artist in artists if not str(artist.get_label()).startswith("_")]
     fitted = fit_fonts([str(artist.get_label()) for artist in shown], font)
     names = [shorten(text, LABEL_LIMIT) for text in fitted.texts]
@@ -140,10 +143,14 @@ def draw_legend(where: Axes | Figure, artists: Sequence[Artist], font: str | Non
     else:
         width = where.get_position(original=True).width * where.figure.get_size_inches()[0]  # type: ignore[union-attr]
         place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+    columns = _columns(width, names, fitted.families)
+    if isinstance(where, Figure):
+        rows = math.ceil(len(names) / columns)
+        where.set_figheight(where.get_figheight() + (rows - 1) * points("legend.fontsize") * 1.5 / 72)
     legend = where.legend(
         shown,
         names,
-        ncols=_columns(width, names, fitted.families),
+        ncols=columns,
         frameon=False,
         borderpad=0.2,
         handlelength=3.2,
@@ -218,12 +225,12 @@ def _limit_axes(axes: Axes, curves: Sequence[Curve], log_y: bool) -> None:
 
 def limit_log_axis(axes: Axes, values: NDArray[np.float64]) -> None:
     """A logarithmic y axis from a round number to a round number, so that two at least are written beside it."""
-    axes.set_yscale("log", nonpositive="mask")
     seen = values[np.isfinite(values) & (values > 0)]
     low, high = (float(seen.min()), float(seen.max())) if len(seen) else (1.0, 1.0)
     bottom = max(n for n in _round_numbers(low) if n < low)
     top = min(n for n in _round_numbers(high) if n > high)
-    axes.set_ylim(bottom, top)
+    axes.set_ylim(bottom, top)  # before the scale, which else warns where there is no positive value
+    axes.set_yscale("log", nonpositive="mask")
     tick_log_axis(axes)
 
 

@@ -44,5 +44,5 @@ def draw_gate_distribution(
         axes.set_xlim(float(frame["low"].min()), float(frame["high"].max()))
         axes.set_xlabel("gate score")
         axes.set_ylabel("scores")
-        draw_legend(axes, steps, font)
+        draw_legend(figure, steps, font)
     return figure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -21,7 +23,7 @@ def draw_attention_maps(
             the cell, from 1), key_token (empty where cells are pooled), probability, cell (positions along its
             side) and tokens (T).
         kind: the style, see `style.style`.
-        width: in inches; None is that of two columns of the style.
+        width: in inches; None is that of two columns of the style, of one if there is one layer.
         font: a family or font file to prefer.
 
     Raises:
@@ -32,7 +34,9 @@ def draw_attention_maps(
         for _, of_model in frame.groupby("model", sort=False)
     ]
     names = [str(name) for name in dict.fromkeys(frame["model"])]
-    return map_grid(rows, title="", row_labels=names, kind=kind, width=width or figure_width(kind, 2), font=font)
+    columns: Literal[1, 2] = 1 if max(map(len, rows)) == 1 else 2
+    width = width or figure_width(kind, columns)
+    return map_grid(rows, title="", row_labels=names, kind=kind, width=width, font=font)
 
 
 def _panel(cells: pd.DataFrame, layer: int) -> Panel:
