@@ -128,7 +128,7 @@ class Recipe:
     """What a file was made with.
 
     Attributes:
-        command: `maps` or `sink-stats`.
+        command: its name, such as `maps`.
         options: all of the command's options as they were in effect, by their long names. Those of output are
             left out: no number depends on them.
         given: the names of those options that were not at their defaults.

@@ -159,7 +159,7 @@ def test_wrong_use(cli: Cli, tmp_path: Path, arguments: list[str], code: int, me
 
 @pytest.mark.slow
 def test_the_readme_s_figures_are_what_the_command_draws(tmp_path: Path) -> None:
-    """All of the trio's numbers, drawn anew at low resolution: beyond rounding, the committed tables say the same."""
+    """The whole trio drawn anew: beyond rounding, the committed tables say the same."""
     from gattn_viz.cli.rerun import Given
 
     committed = ROOT / "figs" / "paper"
