@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
+    from gattn_viz.paper import draw_paper_figure, read_paper_table
     from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, gate_stats, gate_tokens, sink_stats
+    from gattn_viz.pipeline.captions import caption
+    from gattn_viz.pipeline.paper import PaperData, paper_data
     from gattn_viz.prompts import Prompt, read_prompts
     from gattn_viz.recipe import read_recipe
 
@@ -30,14 +33,19 @@ _HOMES = {
     "GattnVizError": "errors",
     "MapView": "metrics.pooling",
     "Options": "metrics.measures",
+    "PaperData": "pipeline.paper",
     "Prompt": "prompts",
     "Run": "pipeline",
     "attention_maps": "pipeline",
+    "caption": "pipeline.captions",
     "draw_grid": "drawing",
     "draw_maps": "drawing",
+    "draw_paper_figure": "paper",
     "gate_stats": "pipeline",
     "gate_tokens": "pipeline",
     "load": "models.loading",
+    "paper_data": "pipeline.paper",
+    "read_paper_table": "paper",
     "read_prompts": "prompts",
     "read_recipe": "recipe",
     "resolve": "models.names",
@@ -50,14 +58,19 @@ __all__ = [
     "GattnVizError",
     "MapView",
     "Options",
+    "PaperData",
     "Prompt",
     "Run",
     "attention_maps",
+    "caption",
     "draw_grid",
     "draw_maps",
+    "draw_paper_figure",
     "gate_stats",
     "gate_tokens",
     "load",
+    "paper_data",
+    "read_paper_table",
     "read_prompts",
     "read_recipe",
     "resolve",

@@ -24,7 +24,7 @@ RERUN = "Run it again"
 
 def recipe(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="As maps or sink-stats wrote it.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="As one of the commands wrote it.", show_default=False)
     ],
     output_format: Annotated[
         Literal["text", "json"] | None,
@@ -41,8 +41,8 @@ def recipe(
             "--output",
             "-o",
             metavar="NEW",
-            help="Where it writes: a new file for sink-stats, a new or empty directory for maps. Nothing is "
-            "overwritten.",
+            help="Where it writes: a new file for a table, a new or empty directory for maps and figures. Nothing "
+            "is overwritten.",
             rich_help_panel=RERUN,
             show_default=False,
         ),

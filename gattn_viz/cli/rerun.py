@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ from gattn_viz.recipe.stored import read_recipe, sidecar
 
 if TYPE_CHECKING:
     from gattn_viz.recipe.agreement import Agreement, Place
+
+
+TO_DIRECTORY = ("maps", "figures")
+"""Commands that write several files."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +73,49 @@ def rerun_and_compare(
             f"the command of {file.name} ran code that came with a checkpoint; expected --trust-remote-code "
             "again: pass it if you trust the checkpoint"
         )
+    table = _table_beside(file, old)
     _check_output(old, output)
     arguments = command_arguments(
         old.command, {**_options(old, given), "output": str(output), "quiet": True if quiet else None}
     )
     _run(arguments)
+    if table is not None:
+        file, old = table, read_recipe(table)
     now = _counterpart(old, output)
     new = read_recipe(now)
     return agreement(file, old, now, new, tolerance), changes(old, new)
 
 
+def _table_beside(file: Path, old: Recipe) -> Path | None:
+    """The CSV that has the numbers of a file of `figures`; None of another command's.
+
+    Raises:
+        GattnVizError: it is not there, or is another one's.
+    """
+    if old.command != "figures":
+        return None
+    if old.file.figure is None:
+        raise GattnVizError(
+            f"{file.name} has the captions of several figures, and no numbers to compare; expected one of the "
+            "figures: name its CSV"
+        )
+    table = file.with_name(f"{old.file.figure}.csv") if old.file.what != "table" else file
+    if not table.is_file():
+        raise GattnVizError(
+            f"{file.name} is compared by its table, {table.name}, which is not beside it; expected it there: put "
+            "it back, or name a figure that has its own"
+        )
+    if replace(read_recipe(table), file=old.file) != old:
+        raise GattnVizError(
+            f"{table.name} beside {file.name} is of another run; expected the one written with it: name the CSV "
+            "itself to compare that"
+        )
+    return table
+
+
 def _check_output(old: Recipe, output: Path) -> None:
     """Nothing that is there may be overwritten."""
-    if old.command == "maps":
+    if old.command in TO_DIRECTORY:
         if output.exists() and not (output.is_dir() and not any(output.iterdir())):
             raise GattnVizError(
                 f"--output {output} is there already; expected a new or empty directory, since a rerun overwrites "
@@ -195,7 +229,7 @@ def _run(arguments: list[str]) -> None:
 
 def _counterpart(old: Recipe, output: Path) -> Path:
     """Of the new files the one that corresponds to the old."""
-    if old.command != "maps":
+    if old.command not in TO_DIRECTORY:
         return output
     for path in sorted(output.glob(f"*.{old.file.format}")):
         new = read_recipe(path)
@@ -207,8 +241,9 @@ def _counterpart(old: Recipe, output: Path) -> Path:
     )
 
 
-def _identity(recipe: Recipe) -> tuple[str, list[int], int | None]:
+def _identity(recipe: Recipe) -> tuple[str, list[int], int | None, str | None]:
     """Which of its command's files it is, by the places of its models and prompt: their names may have changed."""
     labels = [model.label for model in recipe.models]
     prompt = None if recipe.file.prompt is None else recipe.prompts.ids.index(recipe.file.prompt)
-    return recipe.file.what, [labels.index(label) for label in recipe.file.models], prompt
+    places = [labels.index(label) for label in recipe.file.models]
+    return recipe.file.what, places, prompt, recipe.file.figure

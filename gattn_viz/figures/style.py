@@ -13,6 +13,7 @@ import matplotlib as mpl
 import matplotlib.style
 import seaborn as sns
 from matplotlib.colors import Colormap
+from matplotlib.font_manager import FontProperties
 
 from gattn_viz.errors import GattnVizError
 
@@ -20,6 +21,9 @@ StyleKind = Literal["screen", "paper"]
 
 # Points: tick labels and notes, axis labels, panel titles, figure title.
 _SIZES: dict[str, tuple[float, float, float, float]] = {"screen": (7, 8, 8.5, 11), "paper": (6, 7, 7, 8.5)}
+
+# Inches: a column of a two-column paper, and both; on a screen as much as reads well.
+_WIDTHS: dict[str, tuple[float, float]] = {"screen": (5.5, 9.0), "paper": (3.25, 6.75)}
 
 INK = "#262626"
 MUTED = "#6B6B6B"
@@ -82,9 +86,14 @@ def settings(kind: StyleKind = "screen") -> dict[str, Any]:
 
 
 def points(setting: str) -> float:
-    """A font size of the style in force, such as that of ``xtick.labelsize``."""
+    """A font size of the style in force, such as that of ``xtick.labelsize``; matplotlib's own says "medium"."""
     settings: Any = mpl.rcParams
-    return float(settings[setting])  # our style sets numbers, never names such as "small"
+    return float(FontProperties(size=settings[setting]).get_size_in_points())
+
+
+def figure_width(kind: StyleKind, columns: Literal[1, 2] = 1) -> float:
+    """The inches of a figure as wide as one column of a paper, or two."""
+    return _WIDTHS[kind][columns - 1]
 
 
 # What is read when a figure is written, not when it is drawn.

@@ -75,14 +75,18 @@ def require_gate(models: Sequence[str], run: Run, measures: Iterable[str]) -> No
     """Raise, before any weights are read, if measures need a gate and no model has one."""
     if set(measures) <= set(WITHOUT_GATE):
         return
-    sources = find_models(models, run)
-    if not any(
-        _has_gate(load_config(source, trust_remote_code=run.trust_remote_code)) for source in sources.values()
-    ):
+    if not any_gate(models, run):
         raise GattnVizError(
-            f"no gate in {', '.join(sources)}; expected a model with a gate on its attention output, such as "
-            f"gate_headwise: add one, or ask for --measures {','.join(WITHOUT_GATE)}, which need none"
+            f"no gate in {', '.join(find_models(models, run))}; expected a model with a gate on its attention "
+            "output, such as gate_headwise: add one, or ask for --measures "
+            f"{','.join(WITHOUT_GATE)}, which need none"
         )
+
+
+def any_gate(models: Sequence[str], run: Run) -> bool:
+    """Whether a model has a gate, by their configurations alone."""
+    sources = find_models(models, run).values()
+    return any(_has_gate(load_config(source, trust_remote_code=run.trust_remote_code)) for source in sources)
 
 
 def gate_tokens(

@@ -106,7 +106,7 @@ def attention_maps(
         model = loaded.model
         n_layers = len(decoder_layers(model))
         n_heads = model.config.get_text_config().num_attention_heads
-        chosen = _choose_layers(layers, n_layers)
+        chosen = choose_layers(layers, n_layers)
         request = Request(
             maps=frozenset(chosen),
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
@@ -118,7 +118,7 @@ def attention_maps(
         of_prompts = [view.cells(len(prompt.ids), f"prompt {prompt.prompt.id!r}") for prompt in encoded]
         for done, (prompt, cells) in enumerate(zip(encoded, of_prompts, strict=True), start=1):
             [captured] = capture(model, [prompt.ids], request, chunk=run.chunk)
-            _check_softmax(chosen, captured, label)
+            check_softmax(chosen, captured, label)
             for layer in chosen:
                 seen = _map(captured[layer])[:, cells.causal_pairs() > 0]
                 check_finite(seen.sum(), layer, label, prompt.prompt.id)
@@ -167,7 +167,8 @@ def _gate(config: object) -> str | None:
     return config.gate if isinstance(config, GatedQwen3Config) else None
 
 
-def _choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:
+def choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:
+    """Those asked for; `all`; by default the first, those at a quarter and three quarters, and the last."""
     if layers == "all":
         return tuple(range(1, n_layers + 1))
     if layers is None:
@@ -176,7 +177,8 @@ def _choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[i
     return tuple(layers)
 
 
-def _check_softmax(layers: Sequence[int], captured: dict[int, LayerCapture], label: str) -> None:
+def check_softmax(layers: Sequence[int], captured: dict[int, LayerCapture], label: str) -> None:
+    """Raise if a layer of a hybrid model that is asked for has no map."""
     for layer in layers:
         if layer not in captured:
             have = ", ".join(map(str, sorted(captured)))

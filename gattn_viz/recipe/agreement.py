@@ -29,7 +29,7 @@ PARTS = 4
 
 FLOOR = 0.01
 
-NAMES = ("model", "prompt", "layer", "head")
+NAMES = ("source", "model", "prompt", "stage", "threshold", "layer", "head", "low", "query", "key")
 """The columns that say what a table's row is about."""
 
 Place = tuple[str, float | str | None, float | str | None]
@@ -226,7 +226,8 @@ def _renamed(table: pd.DataFrame, column: str, names: Sequence[str], others: Seq
 
 def _row_name(row: Mapping[str, object]) -> str:
     """`baseline, layer 2, head 1`."""
-    return ", ".join(f"{name} {value}" if name in ("layer", "head") else f"{value}" for name, value in row.items())
+    alone = ("source", "model", "prompt", "stage")
+    return ", ".join(f"{value}" if name in alone else f"{name} {value}" for name, value in row.items())
 
 
 def _shown(value: float | str | None) -> str:
@@ -247,7 +248,7 @@ def _read_table(path: Path, kind: str) -> pd.DataFrame:
             return pd.read_parquet(path)
         if kind == "json":
             return pd.DataFrame(json.loads(path.read_text(encoding="utf-8")))
-        words: dict[str, type] = {"model": str, "prompt": str, "first_row": str}
+        words: dict[str, type] = {"model": str, "prompt": str, "first_row": str, "key_token": str}
         # a model may be called NA or 1
         return pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
     except (

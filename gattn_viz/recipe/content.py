@@ -100,18 +100,20 @@ class FileMade:
     """Which of a command's files this is.
 
     Attributes:
-        what: a `table`, a figure of `maps`, a figure with a `grid` of models, or the `raw` maps.
-        format: `csv`, `json`, `parquet`, `png`, `pdf`, `svg` or `safetensors`.
+        what: a `table`, a figure of `maps`, a figure with a `grid` of models, the `raw` maps, or of `figures` a
+            `figure` or a `text`, whose numbers are those of the CSV beside it.
+        format: `csv`, `json`, `parquet`, `png`, `pdf`, `svg`, `safetensors`, `md` or `tex`.
         models: the labels of those in it.
         prompt: the id of its prompt, where it has one.
         view: of maps, in words.
         quantity: what the cells of maps hold, with its unit.
         color_scale: `kind`, `low` and `high` of a figure.
         sha256: of the file, where the recipe lies beside it.
-        numbers: of a figure.
+        numbers: of a figure of maps.
+        figure: the name of the figure of `figures`; None is that of another command, or all of its captions.
     """
 
-    what: Literal["table", "maps", "grid", "raw"]
+    what: Literal["table", "maps", "grid", "raw", "figure", "text"]
     format: str
     models: tuple[str, ...]
     prompt: str | None = None
@@ -120,6 +122,7 @@ class FileMade:
     sha256: str | None = None
     numbers: tuple[MapSummary, ...] = ()
     quantity: str | None = None
+    figure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Recipe:
     """What a file was made with.
 
     Attributes:
-        command: `maps` or `sink-stats`.
+        command: its name, such as `maps`.
         options: all of the command's options as they were in effect, by their long names. Those of output are
             left out: no number depends on them.
         given: the names of those options that were not at their defaults.

@@ -5,7 +5,7 @@
 | PNG | the text chunk `gattn-viz`, with other metadata |
 | PDF, SVG | `Keywords`, `Description` |
 | safetensors, Parquet | the metadata `gattn_viz_recipe` |
-| CSV, JSON | FILE.recipe.json |
+| CSV, JSON, Markdown, LaTeX | FILE.recipe.json |
 """
 
 from __future__ import annotations

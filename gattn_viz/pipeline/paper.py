@@ -1,0 +1,355 @@
+"""The numbers behind the paper's figures: a tidy table for each, from one pass over each model.
+
+    data = paper_data(["baseline", "gate_headwise"], figures=["first_token_by_layer", "summary"])
+    data.frames["first_token_by_layer"]         # model, layer, first_token_mass, uniform_null
+
+What a table holds is what its figure draws, no more: `gattn_viz.paper` draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from gattn_viz import tables
+from gattn_viz.capture.collector import Request
+from gattn_viz.capture.hooks import decoder_layers, gated_attention
+from gattn_viz.capture.run import capture, check_request
+from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.gate_measures import GATE_MEASURES
+from gattn_viz.metrics.gate_sums import GATE_BINS
+from gattn_viz.metrics.measures import SINK_MEASURES, FirstRow, Options
+from gattn_viz.metrics.over_prompts import ModelSums
+from gattn_viz.metrics.pooling import MapView
+from gattn_viz.models.loading import LoadedModel
+from gattn_viz.models.names import VARIANTS
+from gattn_viz.pipeline.gates import any_gate
+from gattn_viz.pipeline.maps import check_softmax, choose_layers
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log
+from gattn_viz.pipeline.stats import Wanted, measure
+from gattn_viz.prompts import EncodedPrompt, Prompt
+from gattn_viz.tokens import token_labels
+
+MAP_CELLS = 128
+"""Rows and columns of a map at most: it is printed an inch or two wide."""
+
+SCORE_BINS = 64
+"""Of the histogram of gate scores, all of one width. `GATE_BINS` has each of their edges."""
+
+THRESHOLDS = {"01": 0.01, "001": 0.001}
+"""Below which an output element is small, as the measures spell it."""
+
+# arXiv 2505.06708, Table 4: 15A2B mixture-of-experts models, weights not released, on the paper's own data.
+PAPER_ROWS = pd.DataFrame(
+    {
+        "source": "paper, Table 4",
+        "model": ["baseline", "gate_headwise", "gate_elementwise"],
+        "gate_mean": [np.nan, 0.172, 0.116],
+        "max_activation": [1053.0, 98.0, 94.0],
+        "first_token_mass": [0.467, 0.073, 0.048],
+        "perplexity": [6.026, 5.792, 5.761],
+    }
+)
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """A model and the prompts in its tokens, for captions.
+
+    Attributes:
+        model: its label.
+        checkpoint: which one, in words, without the path of a directory.
+        dtype, device: of the run.
+        layers, heads: how many of each.
+        gated: whether its attention output has a gate.
+        prompts: the prompts' ids.
+        lengths: T of each.
+    """
+
+    model: str
+    checkpoint: str
+    dtype: str
+    device: str
+    layers: int
+    heads: int
+    gated: bool
+    prompts: tuple[str, ...]
+    lengths: tuple[int, ...]
+
+
+@dataclass
+class PaperData:
+    """What was measured.
+
+    Attributes:
+        frames: a tidy table for each figure. A figure that needs a gate is left out where no model has one.
+        models: in order.
+        first_row: the policy of `first_token_mass`.
+        attention: how each model's attention was computed; `none` where only its maps were asked for.
+    """
+
+    frames: dict[str, pd.DataFrame] = field(default_factory=dict)
+    models: list[ModelRun] = field(default_factory=list)
+    first_row: FirstRow = "exclude"
+    attention: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the tables are made from: rows a layer, rows a model, sums a model, and the cells of the maps."""
+
+    layers: pd.DataFrame
+    models: pd.DataFrame
+    sums: list[ModelSums]
+    maps: list[pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class FrameKind:
+    """One figure's table.
+
+    Attributes:
+        measures: what has to be measured for it.
+        build: makes it.
+        needs_gate: whether it is empty without a gate.
+    """
+
+    measures: tuple[str, ...]
+    build: Callable[[Measured], pd.DataFrame]
+    needs_gate: bool = False
+
+
+def paper_data(
+    models: Sequence[str] = VARIANTS,
+    prompts: Sequence[Prompt | str] | None = None,
+    *,
+    figures: Sequence[str] | None = None,
+    layers: Sequence[int] | Literal["all"] | None = None,
+    first_row: FirstRow = "exclude",
+    run: Run = Run(),
+    progress: Progress | None = None,
+    on_model: OnModel | None = None,
+) -> PaperData:
+    """The tables of the paper's figures.
+
+    Each model is loaded once and runs each prompt once; for `attention_maps` it runs the first prompt once more.
+
+    Args:
+        models, prompts, run: see `sink_stats`.
+        figures: names in `FRAMES`; None is all.
+        layers: of the maps, see `attention_maps`.
+        first_row: whether the first query counts in `first_token_mass`.
+
+    Raises:
+        GattnVizError: no such figure; only figures of gates are asked for and no model has one; a model, prompt or
+            layer that cannot be used.
+    """
+    chosen = choose_figures(figures)
+    if all(FRAMES[name].needs_gate for name in chosen) and not any_gate(models, run):
+        raise GattnVizError(
+            f"no gate in {', '.join(find_models(models, run))}, and nothing else was asked for than "
+            f"{', '.join(chosen)}; expected a model with a gate on its attention output, such as gate_headwise: "
+            "add one, or ask for other figures"
+        )
+    data = PaperData(first_row=first_row)
+    maps: list[pd.DataFrame] = []
+
+    def on_each(label: str, loaded: LoadedModel, encoded: Sequence[EncodedPrompt]) -> None:
+        if on_model is not None:
+            on_model(label, loaded, encoded)
+        data.models.append(_model_run(label, loaded, encoded))
+        if "attention_maps" in chosen:
+            maps.append(_maps(label, loaded, encoded[0], layers, run))
+
+    measured = _measure(models, prompts, chosen, Options(first_row=first_row), run, progress, on_each, data)
+    measured.maps.extend(maps)
+    for name in chosen:
+        frame = FRAMES[name].build(measured)
+        if frame.empty:
+            log.warning("%s: no model has a gate: left out", name)
+        else:
+            data.frames[name] = frame
+    return data
+
+
+def choose_figures(names: Sequence[str] | None) -> list[str]:
+    """The figures of these names, in the order of `FRAMES`; None is all.
+
+    Raises:
+        GattnVizError: a name that none has, or no name.
+    """
+    wanted = list(FRAMES) if names is None else list(names)
+    unknown = [name for name in wanted if name not in FRAMES]
+    if unknown or not wanted:
+        what = f"no figure {unknown[0]!r}" if unknown else "no figure was asked for"
+        raise GattnVizError(f"{what}; expected some of {', '.join(FRAMES)}")
+    return [name for name in FRAMES if name in wanted]
+
+
+def _measure(
+    models: Sequence[str],
+    prompts: Sequence[Prompt | str] | None,
+    figures: Sequence[str],
+    options: Options,
+    run: Run,
+    progress: Progress | None,
+    on_model: OnModel,
+    data: PaperData,
+) -> Measured:
+    """Run the models for what the figures need; if they need maps alone, hand the models to `on_model` alone."""
+    names = {name for figure in figures for name in FRAMES[figure].measures}
+    every = {one.name: one for one in (*GATE_MEASURES, *SINK_MEASURES)}  # the gate's mean is the sinks' own
+    wanted = Wanted(tuple(one for name, one in every.items() if name in names), by="layer", options=options)
+    if not wanted.measures:
+        for label, loaded, _ in each_model(models, prompts, run, on_model):
+            data.attention[label] = "none"
+            del loaded
+        return Measured(pd.DataFrame(), pd.DataFrame(), [], [])
+    by_layer, sums = measure(models, prompts, wanted, run, progress, on_model)
+    data.attention = {model: " and ".join(paths) for model, paths in by_layer.attrs["attention_path"].items()}
+    by_layer.attrs.clear()
+    return Measured(by_layer, tables.summarise(sums, "model"), sums, [])
+
+
+def _model_run(label: str, loaded: LoadedModel, encoded: Sequence[EncodedPrompt]) -> ModelRun:
+    return ModelRun(
+        model=label,
+        checkpoint=loaded.source.without_path,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=loaded.device.type,
+        layers=len(decoder_layers(loaded.model)),
+        heads=loaded.config.get_text_config().num_attention_heads,
+        gated=bool(gated_attention(loaded.model)),
+        prompts=tuple(prompt.prompt.id for prompt in encoded),
+        lengths=tuple(len(prompt.ids) for prompt in encoded),
+    )
+
+
+def _maps(
+    label: str,
+    loaded: LoadedModel,
+    prompt: EncodedPrompt,
+    layers: Sequence[int] | Literal["all"] | None,
+    run: Run,
+) -> pd.DataFrame:
+    """The cells of some layers' maps on one prompt, mean over heads, those left out whose keys are all later."""
+    chosen = choose_layers(layers, len(decoder_layers(loaded.model)))
+    view = MapView(max_cells=MAP_CELLS)
+    request = Request(maps=frozenset(chosen), heads="mean", view=view)
+    check_request(loaded.model, request, label)
+    cells = view.cells(len(prompt.ids))
+    [captured] = capture(loaded.model, [prompt.ids], request, chunk=run.chunk)
+    check_softmax(chosen, captured, label)
+    rows, columns = np.nonzero(cells.causal_pairs())
+    starts = np.array(cells.queries.starts)
+    tokens = token_labels(loaded.tokenizer, prompt.ids)
+    found = []
+    for layer in chosen:
+        probabilities = captured[layer].probabilities
+        assert probabilities is not None
+        values = probabilities[0].numpy()[rows, columns]
+        check_finite(values.sum(), layer, label, prompt.prompt.id)
+        columns_of_layer = {
+            "model": label,
+            "prompt": prompt.prompt.id,
+            "layer": layer,
+            "query": starts[rows],
+            "key": starts[columns],
+            "key_token": [tokens[key - 1] if cells.pool is None else "" for key in starts[columns]],
+            "probability": values,
+            "cell": cells.queries.size,
+            "tokens": cells.tokens,
+        }
+        found.append(pd.DataFrame(columns_of_layer))
+    return pd.concat(found, ignore_index=True)
+
+
+def _columns(*names: str) -> Callable[[Measured], pd.DataFrame]:
+    """Measures by layer, as they are; without a model that has none of the last of them."""
+
+    def build(measured: Measured) -> pd.DataFrame:
+        found = measured.layers[["model", "layer", *names]]
+        return found[found[names[-1]].notna()].reset_index(drop=True)
+
+    return build
+
+
+def _attention_maps(measured: Measured) -> pd.DataFrame:
+    return pd.concat(measured.maps, ignore_index=True)
+
+
+def _gate_distribution(measured: Measured) -> pd.DataFrame:
+    """How many scores of all layers, heads, tokens and channels of a model lie in each bin."""
+    edges = np.linspace(0, 1, SCORE_BINS + 1)
+    bin_of = np.minimum((GATE_BINS.edges[:-1] * SCORE_BINS).astype(int), SCORE_BINS - 1)
+    found = []
+    for sums in measured.sums:
+        counts = np.zeros(SCORE_BINS, np.int64)
+        for layer in sums.pooled.values():
+            if layer.gates is not None and layer.gates.histogram is not None:
+                np.add.at(counts, bin_of, layer.gates.histogram.sum(0))
+        if counts.any():
+            found.append(
+                pd.DataFrame({"model": sums.model, "low": edges[:-1], "high": edges[1:], "count": counts})
+            )
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+
+def _output_magnitude(measured: Measured) -> pd.DataFrame:
+    stages = {"before": measured.layers["output_before"], "after": measured.layers["output_after"]}
+    return _stacked(measured.layers, [({"stage": stage}, values) for stage, values in stages.items()], "mean_abs")
+
+
+def _output_sparsity(measured: Measured) -> pd.DataFrame:
+    stages = {"before": "before", "after": "after", "before x mean gate": "scaled"}
+    parts: list[tuple[dict[str, str | float], pd.Series]] = [
+        ({"threshold": threshold, "stage": stage}, measured.layers[f"output_{spelt}_below_{digits}"])
+        for digits, threshold in THRESHOLDS.items()
+        for stage, spelt in stages.items()
+    ]
+    return _stacked(measured.layers, parts, "share_below")
+
+
+def _stacked(
+    layers: pd.DataFrame, parts: Sequence[tuple[dict[str, str | float], pd.Series]], name: str
+) -> pd.DataFrame:
+    """Columns under each other, each with what it is about; without what a model without a gate lacks."""
+    found = pd.concat(
+        [layers[["model", "layer"]].assign(**about, **{name: values}) for about, values in parts],
+        ignore_index=True,
+    )
+    return found[found[name].notna()].reset_index(drop=True)
+
+
+def _summary(measured: Measured) -> pd.DataFrame:
+    """A row a model, and below them the paper's own."""
+    ours = measured.models[["model", *PAPER_ROWS.columns[2:], "uniform_null", "n_prompts", "tokens", "first_row"]]
+    found = pd.concat([ours.assign(source="this run"), PAPER_ROWS], ignore_index=True)
+    found = found.astype({"n_prompts": "Int64", "tokens": "Int64"})
+    return found[["source", *ours.columns]]
+
+
+SPARSITY = tuple(f"output_{stage}_below_{n}" for stage in ("before", "after", "scaled") for n in THRESHOLDS)
+
+FRAMES: dict[str, FrameKind] = {
+    "first_token_by_layer": FrameKind(
+        ("first_token_mass", "uniform_null"), _columns("first_token_mass", "uniform_null")
+    ),
+    "attention_maps": FrameKind((), _attention_maps),
+    # the median for its histogram
+    "gate_distribution": FrameKind(("gate_mean", "gate_q50"), _gate_distribution, needs_gate=True),
+    "output_magnitude": FrameKind(("output_before", "output_after"), _output_magnitude),
+    "output_sparsity": FrameKind(SPARSITY, _output_sparsity),
+    "sinks_and_activations": FrameKind(
+        ("first_token_mass", "uniform_null", "max_activation"),
+        _columns("first_token_mass", "uniform_null", "max_activation"),
+    ),
+    "gate_by_layer": FrameKind(("gate_mean",), _columns("gate_mean"), needs_gate=True),
+    "summary": FrameKind(
+        ("first_token_mass", "uniform_null", "gate_mean", "max_activation", "perplexity"), _summary
+    ),
+}

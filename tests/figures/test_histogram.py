@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.patches import StepPatch
+
+from gattn_viz.figures.histogram import draw_gate_distribution
+
+
+def table(counts: dict[str, list[int]]) -> pd.DataFrame:
+    parts = []
+    for model, values in counts.items():
+        edges = np.linspace(0, 1, len(values) + 1)
+        parts.append(pd.DataFrame({"model": model, "low": edges[:-1], "high": edges[1:], "count": values}))
+    return pd.concat(parts)
+
+
+def test_a_step_line_a_model_with_gaps_for_empty_bins() -> None:
+    figure = draw_gate_distribution(table({"gate_headwise": [100, 0, 5, 1], "gate_elementwise": [9000, 20, 0, 3]}))
+    [ax] = figure.axes
+    headwise, elementwise = (patch for patch in ax.patches if isinstance(patch, StepPatch))
+    np.testing.assert_array_equal(headwise.get_data().values, [100, np.nan, 5, 1])
+    np.testing.assert_array_equal(elementwise.get_data().values, [9000, 20, np.nan, 3])
+    np.testing.assert_array_equal(headwise.get_data().edges, [0, 0.25, 0.5, 0.75, 1])
+    assert headwise.get_linestyle() != elementwise.get_linestyle()
+    assert ax.get_yscale() == "log"
+    assert ax.get_ylim()[0] < 1 < 9000 < ax.get_ylim()[1]
+    assert ax.get_xlim() == (0, 1)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gate_headwise", "gate_elementwise"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_counts_that_are_all_equal() -> None:
+    figure = draw_gate_distribution(table({"gate_headwise": [7, 7]}))
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_ylim() == (5, 10)
