@@ -11,14 +11,24 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gattn_viz.drawing import draw_grid, draw_maps
+    from gattn_viz.drawing import draw_first_token, draw_grid, draw_maps
     from gattn_viz.errors import GattnVizError
+    from gattn_viz.metrics.compared import CompareOptions
     from gattn_viz.metrics.gate_measures import GateOptions
     from gattn_viz.metrics.measures import Options
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
-    from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, gate_stats, gate_tokens, sink_stats
+    from gattn_viz.pipeline import (
+        AttentionMaps,
+        Comparison,
+        Run,
+        attention_maps,
+        compare,
+        gate_stats,
+        gate_tokens,
+        sink_stats,
+    )
     from gattn_viz.prompts import Prompt, read_prompts
     from gattn_viz.recipe import read_recipe
 
@@ -26,6 +36,8 @@ __version__ = version("gattn-viz")
 
 _HOMES = {
     "AttentionMaps": "pipeline",
+    "CompareOptions": "metrics.compared",
+    "Comparison": "pipeline",
     "GateOptions": "metrics.gate_measures",
     "GattnVizError": "errors",
     "MapView": "metrics.pooling",
@@ -33,6 +45,8 @@ _HOMES = {
     "Prompt": "prompts",
     "Run": "pipeline",
     "attention_maps": "pipeline",
+    "compare": "pipeline",
+    "draw_first_token": "drawing",
     "draw_grid": "drawing",
     "draw_maps": "drawing",
     "gate_stats": "pipeline",
@@ -46,6 +60,8 @@ _HOMES = {
 
 __all__ = [
     "AttentionMaps",
+    "CompareOptions",
+    "Comparison",
     "GateOptions",
     "GattnVizError",
     "MapView",
@@ -53,6 +69,8 @@ __all__ = [
     "Prompt",
     "Run",
     "attention_maps",
+    "compare",
+    "draw_first_token",
     "draw_grid",
     "draw_maps",
     "gate_stats",
