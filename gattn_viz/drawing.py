@@ -169,10 +169,10 @@ def draw_first_token(layers: pd.DataFrame, *, font: str | None = None) -> Figure
     """
     curves = []
     for model, rows in layers.groupby("model", sort=False):
-        ends = [rows.get(f"first_token_mass_ci_{end}") for end in ("low", "high")]
-        curves.append(Curve(str(model), rows["layer"], rows["first_token_mass"], *ends))
+        low, high = (rows.get(f"first_token_mass_ci_{end}") for end in ("low", "high"))
+        curves.append(Curve(str(model), rows["layer"], rows["first_token_mass"], low, high))
     first = layers.iloc[0]
-    prompts = f"{first['n_prompts']} prompt{'s' * (first['n_prompts'] > 1)}"
+    prompts = "1 prompt" if first["n_prompts"] == 1 else f"{first['n_prompts']} prompts"
     tokens = " or ".join(f"{count:,}" for count in dict.fromkeys(layers["tokens"]))
     band = f" Bands are {100 * first['ci']:g}% intervals over prompts." if curves[0].low is not None else ""
     return curve_sheet(

@@ -21,6 +21,9 @@ from gattn_viz.recipe.stored import read_recipe, sidecar
 if TYPE_CHECKING:
     from gattn_viz.recipe.agreement import Agreement, Place
 
+TO_DIRECTORY = ("maps", "compare")
+"""The commands that write several files."""
+
 
 @dataclass(frozen=True)
 class Given:
@@ -69,6 +72,10 @@ def rerun_and_compare(
             f"the command of {file.name} ran code that came with a checkpoint; expected --trust-remote-code "
             "again: pass it if you trust the checkpoint"
         )
+    if old.file.format == "md":
+        raise GattnVizError(
+            f"{file.name} has rounded numbers for reading; expected the CSV beside it: run that one's recipe again"
+        )
     _check_output(old, output)
     arguments = command_arguments(
         old.command, {**_options(old, given), "output": str(output), "quiet": True if quiet else None}
@@ -81,7 +88,7 @@ def rerun_and_compare(
 
 def _check_output(old: Recipe, output: Path) -> None:
     """Nothing that is there may be overwritten."""
-    if old.command == "maps":
+    if old.command in TO_DIRECTORY:
         if output.exists() and not (output.is_dir() and not any(output.iterdir())):
             raise GattnVizError(
                 f"--output {output} is there already; expected a new or empty directory, since a rerun overwrites "
@@ -98,10 +105,14 @@ def _check_output(old: Recipe, output: Path) -> None:
 
 def _options(old: Recipe, given: Given) -> dict[str, Any]:
     """The command's options, with what was a name made a path, and what was left to the machine made fixed."""
+    from gattn_viz.recipe.agreement import labels
+
     found = dict(old.options)
     if found["checkpoints"] not in ("demo", "official"):
         found["checkpoints"] = given.checkpoints or "demo"
     found["model"] = [_model(model, old, given, found["checkpoints"]) for model in old.models]
+    if found.get("baseline") is not None:
+        found["baseline"] = found["model"][labels(old).index(found["baseline"])]
     found["revision"] = None  # each model has its commit
     found["trust-remote-code"] = given.trust_remote_code  # never because a file says so
     dtypes = {model.dtype for model in old.models}
@@ -195,7 +206,7 @@ def _run(arguments: list[str]) -> None:
 
 def _counterpart(old: Recipe, output: Path) -> Path:
     """Of the new files the one that corresponds to the old."""
-    if old.command != "maps":
+    if old.command not in TO_DIRECTORY:
         return output
     for path in sorted(output.glob(f"*.{old.file.format}")):
         new = read_recipe(path)

@@ -221,9 +221,7 @@ def _measured(
             "forward_time": _Value.of(spread(seconds[label]), times),
             "forward_time_ratio": _Value.of(ratio(seconds[label], seconds[reference]), times),
             "peak_memory": _Value(mib, of_memory, compared=False),
-            "peak_memory_ratio": _Value(
-                mib / of_reference if mib and of_reference else None, of_memory, compared=False
-            ),
+            "peak_memory_ratio": _Value(_ratio(mib, of_reference), of_memory, compared=False),
         }
     return found
 
@@ -242,6 +240,10 @@ def _forward(loaded: LoadedModel, ids: Sequence[int]) -> Call:
         return result
 
     return call
+
+
+def _ratio(value: float | None, baseline: float | None) -> float | None:
+    return value / baseline if value is not None and baseline else None
 
 
 def _conditions(loaded: LoadedModel, tokens: int) -> str:

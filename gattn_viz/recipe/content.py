@@ -100,8 +100,9 @@ class FileMade:
     """Which of a command's files this is.
 
     Attributes:
-        what: a `table`, a figure of `maps`, a figure with a `grid` of models, or the `raw` maps.
-        format: `csv`, `json`, `parquet`, `png`, `pdf`, `svg` or `safetensors`.
+        what: a `table`, a figure of `maps`, a figure with a `grid` of models, the `raw` maps, or, by layer, a
+            figure of `curves` or their `layers` as a table.
+        format: `csv`, `json`, `parquet`, `md`, `png`, `pdf`, `svg` or `safetensors`.
         models: the labels of those in it.
         prompt: the id of its prompt, where it has one.
         view: of maps, in words.
@@ -110,7 +111,7 @@ class FileMade:
         numbers: of a figure.
     """
 
-    what: Literal["table", "maps", "grid", "raw"]
+    what: Literal["table", "maps", "grid", "raw", "curves", "layers"]
     format: str
     models: tuple[str, ...]
     prompt: str | None = None
@@ -125,7 +126,7 @@ class Recipe:
     """What a file was made with.
 
     Attributes:
-        command: `maps` or `sink-stats`.
+        command: such as `maps`.
         options: all of the command's options as they were in effect, by their long names. Those of output are
             left out: no number depends on them.
         given: the names of those options that were not at their defaults.
