@@ -77,7 +77,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         "a forward pass those of one layer. Nothing of it is in the KV cache",
     ),
     Quantity(
-        "forward_time", "forward pass", "seconds", ".3g",
+        "forward_time", "forward pass", "seconds", ".4f",
         "a plain pass of one prompt (SDPA, no KV cache, nothing captured) without the language-model head: the "
         "median over rounds with its quartiles",
         measured=True,

@@ -262,7 +262,7 @@ def _statistics(
         label = row["model"]
         found[label] = {}
         for one in COMPARED_MEASURES:
-            compared = not (one.name == "perplexity" and label in other_tokens)
+            compared = one.name != "uniform_null" and not (one.name == "perplexity" and label in other_tokens)
             interval = None
             if one.has_interval and compared and label != reference:
                 interval = tables.paired_interval(by_label[label], by_label[reference], one)
