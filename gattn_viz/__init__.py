@@ -11,15 +11,25 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gattn_viz.drawing import draw_grid, draw_maps
+    from gattn_viz.drawing import draw_first_token, draw_grid, draw_maps
     from gattn_viz.errors import GattnVizError
+    from gattn_viz.metrics.compared import CompareOptions
     from gattn_viz.metrics.gate_measures import GateOptions
     from gattn_viz.metrics.measures import Options
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
     from gattn_viz.paper import draw_paper_figure, read_paper_table
-    from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, gate_stats, gate_tokens, sink_stats
+    from gattn_viz.pipeline import (
+        AttentionMaps,
+        Comparison,
+        Run,
+        attention_maps,
+        compare,
+        gate_stats,
+        gate_tokens,
+        sink_stats,
+    )
     from gattn_viz.pipeline.captions import caption
     from gattn_viz.pipeline.paper import PaperData, paper_data
     from gattn_viz.prompts import Prompt, read_prompts
@@ -29,6 +39,8 @@ __version__ = version("gattn-viz")
 
 _HOMES = {
     "AttentionMaps": "pipeline",
+    "CompareOptions": "metrics.compared",
+    "Comparison": "pipeline",
     "GateOptions": "metrics.gate_measures",
     "GattnVizError": "errors",
     "MapView": "metrics.pooling",
@@ -38,6 +50,8 @@ _HOMES = {
     "Run": "pipeline",
     "attention_maps": "pipeline",
     "caption": "pipeline.captions",
+    "compare": "pipeline",
+    "draw_first_token": "drawing",
     "draw_grid": "drawing",
     "draw_maps": "drawing",
     "draw_paper_figure": "paper",
@@ -54,6 +68,8 @@ _HOMES = {
 
 __all__ = [
     "AttentionMaps",
+    "CompareOptions",
+    "Comparison",
     "GateOptions",
     "GattnVizError",
     "MapView",
@@ -63,6 +79,8 @@ __all__ = [
     "Run",
     "attention_maps",
     "caption",
+    "compare",
+    "draw_first_token",
     "draw_grid",
     "draw_maps",
     "draw_paper_figure",

@@ -10,10 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from gattn_viz.errors import GattnVizError
+from gattn_viz.figures.curve_sheet import curve_sheet
+from gattn_viz.figures.curves import Curve
 from gattn_viz.figures.grid import map_grid, wrap_panels
 from gattn_viz.figures.panel import Panel, Positions
 from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
@@ -176,3 +179,29 @@ def _order_in_words(sets: Sequence[AttentionMaps]) -> str:
     """A mean of largest values is not the largest value of a mean."""
     late = any(maps.cells.pool == "max" and maps.heads is not None and len(maps.heads) > 1 for maps in sets)
     return " Each head was pooled before the mean over heads." if late else ""
+
+
+def draw_first_token(layers: pd.DataFrame, *, font: str | None = None) -> Figure:
+    """First-token mass against the layer, a curve a model, beside what uniform attention would give.
+
+    Args:
+        layers: `compare(...).layers`, or `sink_stats(by="layer")`; a band is the interval, if it has any.
+        font: a family or font file to prefer for names.
+    """
+    curves = []
+    for model, rows in layers.groupby("model", sort=False):
+        low, high = (rows.get(f"first_token_mass_ci_{end}") for end in ("low", "high"))
+        curves.append(Curve(str(model), rows["layer"], rows["first_token_mass"], low, high))
+    first = layers.iloc[0]
+    prompts = "1 prompt" if first["n_prompts"] == 1 else f"{first['n_prompts']} prompts"
+    tokens = " or ".join(f"{count:,}" for count in dict.fromkeys(layers["tokens"]))
+    band = f" Bands are {100 * first['ci']:g}% intervals over prompts." if curves[0].low is not None else ""
+    return curve_sheet(
+        curves,
+        title=f"first-token mass by layer, mean over heads, {prompts}",
+        footnote=f"{tokens} tokens together; first query {first['first_row']}d.{band}",
+        x_label="layer",
+        y_label="attention to the first token",
+        null=list(dict.fromkeys(layers["uniform_null"])),
+        font=font,
+    )

@@ -85,7 +85,7 @@ def read_paper_table(path: str | os.PathLike[str]) -> pd.DataFrame:
         OSError, ValueError: as pandas.
     """
     words = dict.fromkeys(["model", "prompt", "source", "stage", "key_token", "first_row"], str)
-    return pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])  # type: ignore[arg-type]
+    return pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
 
 
 def draw_paper_figure(

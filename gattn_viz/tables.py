@@ -81,12 +81,33 @@ def table_rows(sums: ModelSums, by: By = "head", prompt: str | None = None) -> R
     return {name: np.broadcast_to(np.asarray(column), (rows,)) for name, column in columns.items()}
 
 
-def _mean_columns(sums: ModelSums, measure: Measure, by: By) -> dict[str, Array]:
-    """A mean, and the ends of its interval if that is wanted."""
+def paired_interval(sums: ModelSums, other: ModelSums, measure: Measure) -> tuple[float, float]:
+    """The ends of the interval of a model's measure less another model's, over the same prompts.
+
+    Both have the same resamples of the prompts: what a resample's prompts do to both is not in the difference.
+    Each model's prompts weigh by its own tokens. NaN where a model has no value, or one prompt only.
+
+    Raises:
+        ValueError: they are not sums over the same resamples.
+    """
+    if sums.bootstrap is None or (sums.bootstrap, sums.all_prompts) != (other.bootstrap, other.all_prompts):
+        raise ValueError("a paired interval needs the same resamples of the same prompts for both")
+    difference = _mean_samples(sums, measure, "model") - _mean_samples(other, measure, "model")
+    low, high = _interval(difference[:, 1:], sums.bootstrap)[:, 0].tolist()
+    return low, high
+
+
+def _mean_samples(sums: ModelSums, measure: Measure, by: By) -> Array:
+    """(rows, S): a mean over the prompts as they are, then over each resample."""
     mean = sums.means[measure.name]
     values = mean.values()
     values[:, 1:] = np.where(mean.prompts > 1, values[:, 1:], np.nan)  # one prompt says nothing about chance
-    values = np.exp(values) if measure.combine == "predictions" else _over_heads(values, sums.layer, by)
+    return np.exp(values) if measure.combine == "predictions" else _over_heads(values, sums.layer, by)
+
+
+def _mean_columns(sums: ModelSums, measure: Measure, by: By) -> dict[str, Array]:
+    """A mean, and the ends of its interval if that is wanted."""
+    values = _mean_samples(sums, measure, by)
     columns = {measure.name: values[:, 0]}
     if sums.bootstrap is not None and measure.has_interval:
         ends = _interval(values[:, 1:], sums.bootstrap)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gattn_viz.metrics.compared import COMPARED_MEASURES, QUANTITIES
 from gattn_viz.metrics.gate_measures import GATE_MEASURES
 from gattn_viz.metrics.measures import SINK_MEASURES, Measure
 
@@ -38,13 +39,25 @@ def measures_table(measures: tuple[Measure, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def quantities_table() -> str:
+    """What `compare` has beside measures, as a Markdown table."""
+    measures = {measure.name for measure in COMPARED_MEASURES}
+    lines = ["| quantity | unit | definition |", "|---|---|---|"]
+    for quantity in QUANTITIES:
+        if quantity.name not in measures:
+            lines.append(f"| `{quantity.name}` | {quantity.unit} | {quantity.definition} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_table(readme: str) -> str:
     """The README's text with the tables put in."""
-    for name, measures in TABLES.items():
+    tables = {name: measures_table(measures) for name, measures in TABLES.items()}
+    tables["compared quantities"] = quantities_table()
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
         before, rest = readme.split(begin)
         _, after = rest.split(end)
-        readme = f"{before}{begin}{measures_table(measures)}{end}{after}"
+        readme = f"{before}{begin}{table}{end}{after}"
     return readme
 
 

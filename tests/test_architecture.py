@@ -123,6 +123,7 @@ def test_of_the_test(part: str, source: str, expected: list[str]) -> None:
         ["maps", "--help"],
         ["sink-stats", "-h"],
         ["gate-stats", "-h"],
+        ["compare", "-h"],
         ["recipe", "-h"],
         ["figures", "-h"],
     ],

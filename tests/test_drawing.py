@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from gattn_viz.drawing import Look, color_scale, draw_grid, draw_maps
+from gattn_viz.drawing import Look, color_scale, draw_first_token, draw_grid, draw_maps
 from gattn_viz.metrics.pooling import MapView
 from gattn_viz.metrics.weights import Weight
 from gattn_viz.pipeline import AttentionMaps
@@ -304,3 +305,32 @@ def test_maps_of_one_query_stand_below_each_other() -> None:
 def test_any_length(tokens: int) -> None:
     figure = draw_maps(make_maps(tokens=tokens))
     assert f"T = {tokens}" in title(figure)
+
+
+def layers_of(model: str, depth: int, **columns: object) -> pd.DataFrame:
+    mass = np.linspace(0.1, 0.5, depth)
+    values = {"uniform_null": 0.03, "n_prompts": 2, "tokens": 1234, "first_row": "exclude", **columns}
+    return pd.DataFrame({"model": model, "layer": range(1, depth + 1), "first_token_mass": mass, **values})
+
+
+def test_a_curve_a_model_and_the_uniform_null() -> None:
+    layers = pd.concat([layers_of("baseline", 4), layers_of("deep", 6, uniform_null=0.04, tokens=1300)])
+    figure = draw_first_token(layers)
+    [axes] = figure.axes
+    baseline, deep, *nulls = axes.lines
+    assert [line.get_label() for line in (baseline, deep)] == ["baseline", "deep"]
+    np.testing.assert_allclose(baseline.get_xydata(), layers_of("baseline", 4)[["layer", "first_token_mass"]])
+    assert len(deep.get_xdata()) == 6  # type: ignore[arg-type]
+    assert [line.get_ydata()[0] for line in nulls] == [0.03, 0.04]  # type: ignore[index]
+    assert len(axes.collections) == 0
+    assert "mean over heads, 2 prompts" in words(figure)
+    assert "1,234 or 1,300 tokens together; first query excluded." in words(figure)
+    assert "Bands" not in words(figure)
+
+
+def test_intervals_are_bands() -> None:
+    ends = {"first_token_mass_ci_low": 0.05, "first_token_mass_ci_high": 0.6, "ci": 0.9}
+    figure = draw_first_token(layers_of("baseline", 3, n_prompts=1, first_row="include", **ends))
+    assert len(figure.axes[0].collections) == 1
+    assert "1 prompt" in words(figure)
+    assert "first query included. Bands are 90% intervals over prompts." in words(figure)

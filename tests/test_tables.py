@@ -440,3 +440,19 @@ class TestIntervals:
             assert table[name].notna().all()
             assert table[f"{name}_ci_low"].isna().all()
         assert table.value_norm_first_ci_low.notna().all()
+
+
+def test_a_paired_interval_needs_the_same_resamples() -> None:
+    cases = [make_case(5, 1), make_case(7, 2)]
+    measure = SINK_MEASURES[0]
+    sums = sums_of(cases, bootstrap=Bootstrap(0.9, 1, 20))
+    assert tables.paired_interval(sums, sums, measure) == (0, 0)
+    for other in (
+        sums_of(cases),
+        sums_of(cases, bootstrap=Bootstrap(0.9, 2, 20)),
+        sums_of([*cases, make_case(3, 3)], bootstrap=Bootstrap(0.9, 1, 20)),
+    ):
+        with pytest.raises(ValueError, match="the same resamples"):
+            tables.paired_interval(sums, other, measure)
+    with pytest.raises(ValueError, match="the same resamples"):
+        tables.paired_interval(sums_of(cases), sums_of(cases), measure)

@@ -15,7 +15,8 @@ from gattn_viz.cli import options
 HELP = (
     "The recipe of a figure, a table or raw maps: the models, prompts, options and versions that made it.\n\n"
     "In a terminal as text, into a pipe as JSON. With --rerun the same command is run again, and what it writes "
-    "is compared with FILE: exit code 0 when the numbers agree, 1 when they do not."
+    "is compared with FILE, but for measured times and memory: exit code 0 when the numbers agree, 1 when they do "
+    "not."
 )
 EXAMPLE = "Example: gattn-viz recipe sinks.csv --rerun -o again.csv"
 
@@ -41,8 +42,8 @@ def recipe(
             "--output",
             "-o",
             metavar="NEW",
-            help="Where it writes: a new file for a table, a new or empty directory for maps and figures. Nothing "
-            "is overwritten.",
+            help="Where it writes: a new file for a table, a new or empty directory for maps, compare and "
+            "figures. Nothing is overwritten.",
             rich_help_panel=RERUN,
             show_default=False,
         ),

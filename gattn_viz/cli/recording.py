@@ -86,6 +86,11 @@ class Recorder:
         given = self._values["model"] is not None
         return {"model": [_argument(source) for source in self._sources] if given else None}
 
+    def _label(self, written: str) -> str:
+        """That of a model which may have been named as it was written."""
+        found = zip(self._models, self._sources, strict=True)
+        return next(model.label for model, source in found if written in (model.label, source.name))
+
     def recipe(self, file: FileMade, attention: Mapping[str, str]) -> Recipe:
         """That of one file.
 
@@ -97,6 +102,8 @@ class Recorder:
         prompts = self._values["prompts"]
         has_path = self._paths and prompts not in (None, "-")
         options = self._values if self._paths else _without_folders(self._values) | self._models_option()
+        if options.get("baseline") is not None:
+            options = options | {"baseline": self._label(options["baseline"])}
         return Recipe(
             command=self._command,
             options=options,

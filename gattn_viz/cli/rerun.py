@@ -21,9 +21,8 @@ from gattn_viz.recipe.stored import read_recipe, sidecar
 if TYPE_CHECKING:
     from gattn_viz.recipe.agreement import Agreement, Place
 
-
-TO_DIRECTORY = ("maps", "figures")
-"""Commands that write several files."""
+TO_DIRECTORY = ("maps", "compare", "figures")
+"""The commands that write several files."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,10 @@ def rerun_and_compare(
         raise GattnVizError(
             f"the command of {file.name} ran code that came with a checkpoint; expected --trust-remote-code "
             "again: pass it if you trust the checkpoint"
+        )
+    if old.command == "compare" and old.file.format == "md":
+        raise GattnVizError(
+            f"{file.name} has rounded numbers for reading; expected the CSV beside it: run that one's recipe again"
         )
     table = _table_beside(file, old)
     _check_output(old, output)
@@ -132,10 +135,14 @@ def _check_output(old: Recipe, output: Path) -> None:
 
 def _options(old: Recipe, given: Given) -> dict[str, Any]:
     """The command's options, with what was a name made a path, and what was left to the machine made fixed."""
+    from gattn_viz.recipe.agreement import labels
+
     found = dict(old.options)
     if found["checkpoints"] not in ("demo", "official"):
         found["checkpoints"] = given.checkpoints or "demo"
     found["model"] = [_model(model, old, given, found["checkpoints"]) for model in old.models]
+    if found.get("baseline") is not None:
+        found["baseline"] = found["model"][labels(old).index(found["baseline"])]
     found["revision"] = None  # each model has its commit
     found["trust-remote-code"] = given.trust_remote_code  # never because a file says so
     dtypes = {model.dtype for model in old.models}

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.models.checkpoint_config import load_config
 from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.costs import gate_parameters
 from gattn_viz.models.libraries import quiet
 from gattn_viz.models.loading import load_tokenizer
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
@@ -104,7 +105,7 @@ def describe(source: ModelSource, trust_remote_code: bool = False) -> ModelDescr
         gate=gate or "none",
         gate_layout=GATE_LAYOUT if gate else None,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        gate_parameters=_gate_parameters(config) if gated else 0,
+        gate_parameters=gate_parameters(config) if gated else 0,
         dtype=str(config.dtype).removeprefix("torch.") if config.dtype else None,
         qkv_bias=any(module.bias is not None for module in queries) if queries else None,
         qk_norm=any(
@@ -133,11 +134,6 @@ def _without_weights(source: ModelSource, config: Any, trust_remote_code: bool) 
             f"model {source.name!r}: no model can be made from config.json ({first_line(error)}); expected sizes "
             "that fit together: correct it"
         ) from error
-
-
-def _gate_parameters(config: GatedQwen3Config) -> int:
-    rows = config.num_hidden_layers * config.num_attention_heads * config.gate_channels
-    return rows * (config.hidden_size + (config.qkv_bias or config.attention_bias))
 
 
 def _tied(model: Any) -> bool:

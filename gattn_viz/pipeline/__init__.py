@@ -7,12 +7,22 @@
     draw_maps(maps)                                                      # a matplotlib Figure
 
 The command line is a thin layer over this module. Models are loaded one after the other, each let go before the
-next.
+next, unless `compare` times them.
 """
 
+from gattn_viz.pipeline.comparison import Comparison, compare
 from gattn_viz.pipeline.gates import gate_stats, gate_tokens
 from gattn_viz.pipeline.maps import AttentionMaps, attention_maps
 from gattn_viz.pipeline.run import Run
 from gattn_viz.pipeline.stats import sink_stats
 
-__all__ = ["AttentionMaps", "Run", "attention_maps", "gate_stats", "gate_tokens", "sink_stats"]
+__all__ = [
+    "AttentionMaps",
+    "Comparison",
+    "Run",
+    "attention_maps",
+    "compare",
+    "gate_stats",
+    "gate_tokens",
+    "sink_stats",
+]

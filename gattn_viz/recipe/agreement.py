@@ -29,8 +29,13 @@ PARTS = 4
 
 FLOOR = 0.01
 
-NAMES = ("source", "model", "prompt", "stage", "threshold", "layer", "head", "low", "query", "key")
+NAMES = (
+    "source", "model", "prompt", "stage", "threshold", "layer", "head", "low", "query", "key", "quantity"
+)  # fmt: skip
 """The columns that say what a table's row is about."""
+
+MEASURED = ("forward_time", "forward_time_ratio", "peak_memory", "peak_memory_ratio")
+"""Quantities of a comparison that are the machine's, and that no other run finds again: they are not compared."""
 
 Place = tuple[str, float | str | None, float | str | None]
 """What differs, as it was and as it is."""
@@ -76,11 +81,12 @@ def agreement(before: Path, old: Recipe, now: Path, new: Recipe, tolerance: floa
         GattnVizError: a file cannot be read.
     """
     tolerance = default_tolerance(old) if tolerance is None else tolerance
-    if old.file.what == "table":
+    if old.file.what in ("table", "layers"):
         older, newer = _read_table(before, old.file.format), _read_table(now, new.file.format)
         newer = _renamed(newer, "model", labels(new), labels(old))
         newer = _renamed(newer, "prompt", new.prompts.ids, old.prompts.ids)
-        return compare_tables(older, newer, tolerance)
+        compare = _compare_each if "quantity" in older else compare_tables
+        return compare(older, newer, tolerance)
     if old.file.what == "raw":
         return compare_maps(_read_maps(before), _read_maps(now), tolerance)
     found = compare_summaries(old.file.numbers, new.file.numbers, tolerance)
@@ -113,6 +119,17 @@ def compare_tables(before: pd.DataFrame, now: pd.DataFrame, tolerance: float) ->
             words = zip(places, map(_word, old), map(_word, new), strict=True)
             different += [(place, a, b) for place, a, b in words if a != b]
     return Agreement(tolerance, before.size, different)
+
+
+def _compare_each(before: pd.DataFrame, now: pd.DataFrame, tolerance: float) -> Agreement:
+    """A table that has a quantity a row, quantity by quantity: 0.4 is not to go by the tolerance of a million."""
+    parts = [
+        compare_tables(before[before["quantity"] == name], now[now["quantity"] == name], tolerance)
+        for name in before["quantity"].unique()
+        if name not in MEASURED
+    ]
+    different = [place for part in parts for place in part.different]
+    return Agreement(tolerance, sum(part.compared for part in parts), different)
 
 
 def compare_maps(
@@ -248,7 +265,7 @@ def _read_table(path: Path, kind: str) -> pd.DataFrame:
             return pd.read_parquet(path)
         if kind == "json":
             return pd.DataFrame(json.loads(path.read_text(encoding="utf-8")))
-        words: dict[str, type] = {"model": str, "prompt": str, "first_row": str, "key_token": str}
+        words: dict[str, type] = dict.fromkeys(("model", "prompt", "first_row", "key_token", "note"), str)
         # a model may be called NA or 1
         return pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
     except (

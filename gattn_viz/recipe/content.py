@@ -100,8 +100,9 @@ class FileMade:
     """Which of a command's files this is.
 
     Attributes:
-        what: a `table`, a figure of `maps`, a figure with a `grid` of models, the `raw` maps, or of `figures` a
-            `figure` or a `text`, whose numbers are those of the CSV beside it.
+        what: a `table`, a figure of `maps`, a figure with a `grid` of models, the `raw` maps; of `compare` also
+            its `curves` and the `layers` behind them; of `figures` a `figure` or a `text`, whose numbers are those
+            of the CSV beside it.
         format: `csv`, `json`, `parquet`, `png`, `pdf`, `svg`, `safetensors`, `md` or `tex`.
         models: the labels of those in it.
         prompt: the id of its prompt, where it has one.
@@ -113,7 +114,7 @@ class FileMade:
         figure: the name of the figure of `figures`; None is that of another command, or all of its captions.
     """
 
-    what: Literal["table", "maps", "grid", "raw", "figure", "text"]
+    what: Literal["table", "maps", "grid", "raw", "curves", "layers", "figure", "text"]
     format: str
     models: tuple[str, ...]
     prompt: str | None = None
