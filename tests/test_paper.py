@@ -205,12 +205,16 @@ def test_a_model_or_a_token_may_be_called_na(data: PaperData, tmp_path: Path) ->
     assert set(read_paper_table(tmp_path / "figure.csv")["key_token"]) == {"1"}
 
 
-def test_figures_of_gates_without_a_gate(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_figures_of_gates_without_a_gate(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(
         GattnVizError, match="no gate in baseline, and nothing else was asked for than gate_by_layer"
     ):
         paper_data(["baseline"], TEXTS, figures=["gate_by_layer"], run=run)
-    logging.getLogger("gattn_viz").propagate = True
+    log = logging.getLogger("gattn_viz")
+    monkeypatch.setattr(log, "propagate", True)  # the command line turns it off, and may have been quiet
+    monkeypatch.setattr(log, "level", logging.INFO)
     mixed = paper_data(["baseline"], TEXTS, figures=["gate_by_layer", "gate_distribution", "summary"], run=run)
     assert list(mixed.frames) == ["summary"]
     assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
@@ -224,13 +228,13 @@ def test_models_are_run_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from gattn_viz.capture import run as capture_run
 
     lengths: list[int] = []
-    original = capture_run.capture_batch
+    original = capture_run._run_batch
 
     def counted(model, input_ids, *arguments, **options):  # type: ignore[no-untyped-def]
         lengths.append(input_ids.shape[1])
         return original(model, input_ids, *arguments, **options)
 
-    monkeypatch.setattr(capture_run, "capture_batch", counted)
+    monkeypatch.setattr(capture_run, "_run_batch", counted)
     data = paper_data(["gate_headwise"], TEXTS, run=run)
     verified, *rest = lengths  # the check of the gate comes first
     assert verified == 4

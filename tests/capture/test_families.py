@@ -208,6 +208,11 @@ def assert_sums(sums: LayerSums, expected: dict[str, Array], visible: Visible, n
         np.testing.assert_allclose(sums.row_max / tokens, mean, **close, err_msg="row_max")
 
 
+def summed(sums: LayerSums, need: Need) -> Array:
+    """Over all queries: the first token's sum is kept without the first row."""
+    return sums.first_token + sums.first_row if need == "first_token" else getattr(sums, need)
+
+
 def assert_only(sums: LayerSums, needs: Iterable[Need]) -> None:
     """What was not asked for is not there."""
     names = {"first_token": "first_token", "received": "received", "entropy": "entropy", "row_max": "row_max"}
@@ -361,8 +366,9 @@ class TestOnePass:
             sums = ours(name, tokens).layers[0][layer].sums
             size = eager(name, tokens).residual[layer].abs().double().numpy()
             assert sums.max_activation == pytest.approx(size.max(), rel=TOLERANCE)
-            place = (sums.max_activation_position, sums.max_activation_channel)
-            assert size[place] == pytest.approx(size.max(), rel=TOLERANCE)
+            # the first token within 1 %: rounding decides among equal ones
+            first = next(token for token in range(tokens) if size[token].max() >= 0.99 * size.max())
+            assert (sums.max_activation_position, sums.max_activation_channel) == (first, size[first].argmax())
             assert sums.median_activation == pytest.approx(np.median(size), rel=10 * TOLERANCE)
 
     def test_loss(self, name: str, tokens: int) -> None:
@@ -507,7 +513,7 @@ class TestLowPrecision:
         theirs = statistics(eager_weights, visible)
         for need in ("first_token", "entropy", "row_max"):
             mean = exact[need].mean(-1)
-            error = np.abs(getattr(whole.sums, need) / self.TOKENS - mean).mean()
+            error = np.abs(summed(whole.sums, need) / self.TOKENS - mean).mean()
             assert 5 * error < np.abs(theirs[need].mean(-1) - mean).mean()
 
     def test_is_nearer_the_truth_than_their_eager_attention(self, name: str, dtype: torch.dtype) -> None:
@@ -558,7 +564,7 @@ class TestExtremeScores:
             for need in ("first_token", "entropy", "row_max"):
                 alone = run(name, model, [prompt], Request(needs=frozenset({need})), chunk=chunk).layers[0][1]
                 for sums in (whole.sums, alone.sums):
-                    found = getattr(sums, need) / self.TOKENS
+                    found = summed(sums, need) / self.TOKENS
                     np.testing.assert_allclose(found, exact[need].mean(-1), atol=allowed, rtol=0)
             assert (whole.sums.entropy >= 0).all()
 

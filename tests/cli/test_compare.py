@@ -128,7 +128,7 @@ def test_again(cli: Cli, tmp_path: Path, tiny_trio: Path) -> None:
     rows.to_csv(path, index=False)
     done = cli("recipe", "out/comparison.csv", "--rerun", "-o", "again-6", *again)
     assert done.code == 1
-    assert "gate_headwise, sink_rate: value:" in done.out
+    assert "gate_headwise, quantity sink_rate: value:" in done.out
 
     done = cli("recipe", "out/comparison.md", "--rerun", "-o", "again-7", *again)
     assert (done.code, "rounded numbers for reading; expected the CSV beside it" in done.err) == (1, True)
