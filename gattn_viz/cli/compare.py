@@ -14,7 +14,6 @@ from gattn_viz.cli.recording import Recorder
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from gattn_viz.pipeline import AttentionMaps, Comparison
 
@@ -264,7 +263,7 @@ class _Directory:
             numbers=tuple(summarise_map(name, layer, None, np.array([[mass]])) for name, layer, mass in points),
         )
 
-    def _save(self, figure: Figure, name: str, **made: Any) -> Path:
+    def _save(self, figure: Any, name: str, **made: Any) -> Path:
         from gattn_viz.figures.save import save_figure
         from gattn_viz.recipe.content import KEY, FileMade
 
