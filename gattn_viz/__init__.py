@@ -13,12 +13,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gattn_viz.drawing import draw_grid, draw_maps
     from gattn_viz.errors import GattnVizError
+    from gattn_viz.gate_pictures import draw_gate_maps, draw_gate_text
+    from gattn_viz.head_pictures import draw_heads
     from gattn_viz.metrics.gate_measures import GateOptions
     from gattn_viz.metrics.measures import Options
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
-    from gattn_viz.pipeline import AttentionMaps, Run, attention_maps, gate_stats, gate_tokens, sink_stats
+    from gattn_viz.pipeline import (
+        AttentionMaps,
+        GateMaps,
+        Run,
+        attention_maps,
+        gate_map_table,
+        gate_maps,
+        gate_stats,
+        gate_tokens,
+        head_table,
+        sink_stats,
+    )
     from gattn_viz.prompts import Prompt, read_prompts
     from gattn_viz.recipe import read_recipe
 
@@ -26,6 +39,7 @@ __version__ = version("gattn-viz")
 
 _HOMES = {
     "AttentionMaps": "pipeline",
+    "GateMaps": "pipeline",
     "GateOptions": "metrics.gate_measures",
     "GattnVizError": "errors",
     "MapView": "metrics.pooling",
@@ -33,10 +47,16 @@ _HOMES = {
     "Prompt": "prompts",
     "Run": "pipeline",
     "attention_maps": "pipeline",
+    "draw_gate_maps": "gate_pictures",
+    "draw_gate_text": "gate_pictures",
     "draw_grid": "drawing",
+    "draw_heads": "head_pictures",
     "draw_maps": "drawing",
+    "gate_map_table": "pipeline",
+    "gate_maps": "pipeline",
     "gate_stats": "pipeline",
     "gate_tokens": "pipeline",
+    "head_table": "pipeline",
     "load": "models.loading",
     "read_prompts": "prompts",
     "read_recipe": "recipe",
@@ -46,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "AttentionMaps",
+    "GateMaps",
     "GateOptions",
     "GattnVizError",
     "MapView",
@@ -53,10 +74,16 @@ __all__ = [
     "Prompt",
     "Run",
     "attention_maps",
+    "draw_gate_maps",
+    "draw_gate_text",
     "draw_grid",
+    "draw_heads",
     "draw_maps",
+    "gate_map_table",
+    "gate_maps",
     "gate_stats",
     "gate_tokens",
+    "head_table",
     "load",
     "read_prompts",
     "read_recipe",

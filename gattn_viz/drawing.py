@@ -19,7 +19,7 @@ from gattn_viz.figures.panel import Panel, Positions
 from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
 from gattn_viz.metrics.measures import sink_keys
 from gattn_viz.metrics.pooling import Buckets
-from gattn_viz.pipeline import AttentionMaps
+from gattn_viz.pipeline import AttentionMaps, GateMaps
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,8 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
     scale = scale or color_scale([maps], look)
     return map_grid(
         rows,
-        title=f"{maps.model}: attention, {_layers_in_words(maps)}, {_heads_in_words(maps)}, "
-        f"{maps.cells.in_words()}",
-        footnote=f"{_footnote(maps)} {_range_in_words([maps], scale)}",
+        title=f"{maps.model}: attention, {layers_in_words(maps)}, {heads_in_words(maps)}, {maps.cells.in_words()}",
+        footnote=f"{footnote(maps)} {_range_in_words([maps], scale)}",
         scale=scale,
         font=look.font,
     )
@@ -80,7 +79,7 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
         raise GattnVizError("no maps to draw; expected at least one model's")
     rows = [[_panel(maps, layer.mean(0), f"layer {n}") for n, layer in _layers(maps)] for maps in sets]
     scale = scale or color_scale(sets, look)
-    heads = {_heads_in_words(maps, mean=True) for maps in sets}
+    heads = {heads_in_words(maps, mean=True) for maps in sets}
     views = dict.fromkeys(maps.cells.in_words() for maps in sets)
     checkpoints = "; ".join(f"{maps.model}: {maps.checkpoint}, {maps.dtype} on {maps.device}" for maps in sets)
     return map_grid(
@@ -117,13 +116,13 @@ def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
     return [int(key) + 1 for key in sink_keys(whole)]
 
 
-def _layers_in_words(maps: AttentionMaps) -> str:
+def layers_in_words(maps: AttentionMaps | GateMaps) -> str:
     if maps.layers == tuple(range(1, maps.n_layers + 1)):
         return f"all {maps.n_layers} layers" if maps.n_layers > 1 else "layer 1 of 1"
     return f"layer{'s' * (len(maps.layers) > 1)} {_numbers(maps.layers)} of {maps.n_layers}"
 
 
-def _heads_in_words(maps: AttentionMaps, *, mean: bool = False) -> str:
+def heads_in_words(maps: AttentionMaps | GateMaps, *, mean: bool = False) -> str:
     if maps.heads is None or (mean and len(maps.heads) == maps.n_heads > 1):
         return f"mean over {maps.n_heads} heads"
     plural = "s" * (len(maps.heads) > 1)
@@ -141,7 +140,7 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
-def _footnote(maps: AttentionMaps) -> str:
+def footnote(maps: AttentionMaps | GateMaps) -> str:
     return f"Prompt {maps.prompt}. {maps.checkpoint}, {maps.dtype} on {maps.device}."
 
 

@@ -13,13 +13,24 @@ PACKAGE = Path(__file__).parents[1] / "gattn_viz"
 
 # A part may import those on its right. `errors` is everybody's.
 MAY_IMPORT = {
-    "__init__": {"drawing", "metrics", "models", "pipeline", "prompts", "recipe"},
+    "__init__": {
+        "drawing",
+        "gate_pictures",
+        "head_pictures",
+        "metrics",
+        "models",
+        "pipeline",
+        "prompts",
+        "recipe",
+    },
     "__main__": {"cli"},
     "capture": {"metrics", "models"},
     "cli": {
         "drawing",
         "figures",
         "files",
+        "gate_pictures",
+        "head_pictures",
         "metrics",
         "models",
         "pipeline",
@@ -32,6 +43,8 @@ MAY_IMPORT = {
     "errors": set(),
     "figures": {"files"},
     "files": set(),
+    "gate_pictures": {"drawing", "figures", "pipeline"},
+    "head_pictures": {"figures", "metrics"},
     "metrics": set(),
     "models": set(),
     "pipeline": {"capture", "metrics", "models", "prompts", "tables", "tokens"},
@@ -46,7 +59,7 @@ MAY_IMPORT = {
 ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli", "report"},
-    "matplotlib": {"drawing", "figures"},
+    "matplotlib": {"drawing", "figures", "gate_pictures", "head_pictures"},
     "seaborn": {"figures"},
     "transformers": {"capture", "models"},
     "huggingface_hub": {"models"},
@@ -121,6 +134,8 @@ def test_of_the_test(part: str, source: str, expected: list[str]) -> None:
         ["maps", "--help"],
         ["sink-stats", "-h"],
         ["gate-stats", "-h"],
+        ["gate-maps", "-h"],
+        ["heads", "-h"],
         ["recipe", "-h"],
     ],
 )

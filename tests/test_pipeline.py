@@ -304,11 +304,11 @@ class TestAttentionMaps:
         assert maps.layers == (1, 2, 3)
         [maps] = attention_maps(["baseline"], PROMPTS[:1], layers="all", run=run)
         assert maps.layers == (1, 2, 3)
-        from gattn_viz.pipeline.maps import _choose_layers
+        from gattn_viz.pipeline.maps import choose_layers
 
-        assert _choose_layers(None, 28) == (1, 7, 21, 28)
-        assert _choose_layers(None, 1) == (1,)
-        assert _choose_layers(None, 80) == (1, 20, 60, 80)
+        assert choose_layers(None, 28) == (1, 7, 21, 28)
+        assert choose_layers(None, 1) == (1,)
+        assert choose_layers(None, 80) == (1, 20, 60, 80)
 
     def test_a_layer_that_is_not_there(self, run: Run) -> None:
         with pytest.raises(GattnVizError, match="no layer 4: baseline has 3 layers; expected 1 to 3"):

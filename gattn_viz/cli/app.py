@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gattn_viz.cli import gate_stats, maps, models, options, recipe, sink_stats
+from gattn_viz.cli import gate_maps, gate_stats, heads, maps, models, options, recipe, sink_stats
 
 app = typer.Typer(
     name="gattn-viz",
@@ -37,7 +37,15 @@ def main(
     pass
 
 
-COMMANDS = {"maps": maps, "sink-stats": sink_stats, "gate-stats": gate_stats, "models": models, "recipe": recipe}
+COMMANDS = {
+    "maps": maps,
+    "sink-stats": sink_stats,
+    "gate-stats": gate_stats,
+    "heads": heads,
+    "gate-maps": gate_maps,
+    "models": models,
+    "recipe": recipe,
+}
 
 for name, command in COMMANDS.items():
     run = getattr(command, name.replace("-", "_"))

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from gattn_viz.recipe.agreement import Agreement, Place
 
 
+TO_A_DIRECTORY = ("maps", "heads", "gate-maps")
+"""Commands that write files with names of their own."""
+
+
 @dataclass(frozen=True)
 class Given:
     """Where things are here that a recipe knows by name and hash only.
@@ -64,6 +68,11 @@ def rerun_and_compare(
             f"--model {unknown[0]}=...: the recipe of {file.name} has no such model; expected one of "
             f"{', '.join(labels(old))}"
         )
+    if old.options.get("table") is not None:
+        raise GattnVizError(
+            f"{file.name} was drawn from the table {old.options['table']}, without a model; expected what a model "
+            "was run for: rerun the table's own recipe, then draw it again with heads --table"
+        )
     if old.options["trust-remote-code"] and not given.trust_remote_code:
         raise GattnVizError(
             f"the command of {file.name} ran code that came with a checkpoint; expected --trust-remote-code "
@@ -81,7 +90,7 @@ def rerun_and_compare(
 
 def _check_output(old: Recipe, output: Path) -> None:
     """Nothing that is there may be overwritten."""
-    if old.command == "maps":
+    if old.command in TO_A_DIRECTORY:
         if output.exists() and not (output.is_dir() and not any(output.iterdir())):
             raise GattnVizError(
                 f"--output {output} is there already; expected a new or empty directory, since a rerun overwrites "
@@ -195,7 +204,7 @@ def _run(arguments: list[str]) -> None:
 
 def _counterpart(old: Recipe, output: Path) -> Path:
     """Of the new files the one that corresponds to the old."""
-    if old.command != "maps":
+    if old.command not in TO_A_DIRECTORY:
         return output
     for path in sorted(output.glob(f"*.{old.file.format}")):
         new = read_recipe(path)

@@ -10,9 +10,22 @@ The command line is a thin layer over this module. Models are loaded one after t
 next.
 """
 
+from gattn_viz.pipeline.gate_scores import GateMaps, gate_map_table, gate_maps
 from gattn_viz.pipeline.gates import gate_stats, gate_tokens
+from gattn_viz.pipeline.heads import head_table
 from gattn_viz.pipeline.maps import AttentionMaps, attention_maps
 from gattn_viz.pipeline.run import Run
 from gattn_viz.pipeline.stats import sink_stats
 
-__all__ = ["AttentionMaps", "Run", "attention_maps", "gate_stats", "gate_tokens", "sink_stats"]
+__all__ = [
+    "AttentionMaps",
+    "GateMaps",
+    "Run",
+    "attention_maps",
+    "gate_map_table",
+    "gate_maps",
+    "gate_stats",
+    "gate_tokens",
+    "head_table",
+    "sink_stats",
+]

@@ -86,7 +86,7 @@ def attention_maps(
         model = loaded.model
         n_layers = len(decoder_layers(model))
         n_heads = model.config.get_text_config().num_attention_heads
-        chosen = _choose_layers(layers, n_layers)
+        chosen = choose_layers(layers, n_layers)
         request = Request(
             maps=frozenset(chosen),
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
@@ -124,7 +124,7 @@ def attention_maps(
     return result
 
 
-def _choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:
+def choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:
     if layers == "all":
         return tuple(range(1, n_layers + 1))
     if layers is None:
