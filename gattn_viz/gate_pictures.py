@@ -85,11 +85,10 @@ def draw_gate_text(maps: GateMaps, *, look: Look = Look(), scale: ColorScale | N
 
 
 def _title(maps: GateMaps) -> str:
+    every = maps.heads == tuple(range(1, maps.n_heads + 1)) and maps.n_heads > 1
+    heads = f"all {maps.n_heads} heads" if every else heads_in_words(maps)
     channels = f", mean over {maps.channels} channels" if maps.channels > 1 else ""
-    return (
-        f"{maps.model}: gate score, {layers_in_words(maps)}, {heads_in_words(maps)}{channels}, "
-        f"T = {len(maps.tokens)}"
-    )
+    return f"{maps.model}: gate score, {layers_in_words(maps)}, {heads}{channels}, T = {len(maps.tokens)}"
 
 
 def _block_title(maps: GateMaps, layer: int, column: int) -> str:

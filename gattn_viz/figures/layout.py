@@ -27,6 +27,7 @@ _MARGIN = 0.1
 _GAP = 0.12
 _LEAST_WIDTH = 4.4  # of a figure: room for a title
 _BAR = 0.12
+_SLACK = 0.96  # letters are a little wider where a figure is drawn at few pixels per inch
 _MOST_BAR = 3.6
 
 
@@ -61,51 +62,54 @@ def finish(
     A figure that would be too narrow for a title is wider than that, and so are its panels.
     """
     _fit(figure, axes, widths, heights)
-    width, _ = figure.get_size_inches()
+    width, height = figure.get_size_inches()
     size, note_size = points("figure.titlesize"), points("xtick.labelsize")
     for text, points_, write in ((title, size, figure.suptitle), (footnote, note_size, figure.supxlabel)):
         if text:
             families, (shown,) = fit_fonts([text], font)
-            wrapped = wrap_text(shown, width - 2 * _MARGIN, points_, families)
+            wrapped = wrap_text(shown, _SLACK * (width - 2 * _MARGIN), points_, families)
             write(
                 wrapped, x=_MARGIN / width, ha="left", fontsize=points_, parse_math=False, fontfamily=families,
                 linespacing=1.15, color=INK if write == figure.suptitle else MUTED,
             )  # fmt: skip
+    figure.set_size_inches(width, height + 3)  # room for them to begin with: a panel may be lower than a title
     _fit(figure, axes, widths, heights)
     figure.set_layout_engine("none")  # at another resolution nothing moves
 
 
 def bar_beside(
-    figure: Figure, image: AxesImage, axes: Sequence[Axes], length: float, height: float, label: str
+    figure: Figure, image: AxesImage, axes: Sequence[Axes], size: tuple[float, float], length: float, label: str
 ) -> Colorbar:
-    """A colour bar to the right of panels that are `height` inches high together, its label wrapped beside it."""
+    """A colour bar to the right of panels, at most `length` inches long, its label wrapped beside it.
+
+    Args:
+        size: width and height in inches of the panels together.
+    """
     length = min(length, _MOST_BAR)
     bar = figure.colorbar(
-        image, ax=list(axes), location="right", shrink=length / height, aspect=length / _BAR, anchor=(0, 1),
-        pad=0.02,
+        image, ax=list(axes), location="right", shrink=length / size[1], fraction=_BAR / size[0],
+        aspect=length / _BAR, anchor=(0, 1), pad=0.02,
     )  # fmt: skip
     families, (shown,) = fit_fonts([label])
     _dress(bar)
-    bar.ax.set_ylabel(
-        wrap_text(shown, length, points("axes.labelsize"), families), parse_math=False, linespacing=1.15
-    )
+    text = wrap_text(shown, length, points("axes.labelsize"), families)
+    bar.ax.set_ylabel(text, parse_math=False, linespacing=1.15)
     return bar
 
 
 def bar_below(
-    figure: Figure, colors: ScalarMappable, axes: Sequence[Axes], width: float, height: float, label: str
+    figure: Figure, colors: ScalarMappable, axes: Sequence[Axes], size: tuple[float, float], label: str
 ) -> Colorbar:
-    """A colour bar below panels that are `width` inches wide and `height` inches high together."""
-    length = min(width, _MOST_BAR)
+    """A colour bar below panels, see `bar_beside`."""
+    length = min(size[0], _MOST_BAR)
     bar = figure.colorbar(
-        colors, ax=list(axes), location="bottom", shrink=length / width, aspect=length / _BAR, anchor=(0, 1),
-        pad=min(0.1 / height, 0.5),
+        colors, ax=list(axes), location="bottom", shrink=length / size[0], fraction=_BAR / size[1],
+        aspect=length / _BAR, anchor=(0, 1), pad=0.02,
     )  # fmt: skip
     families, (shown,) = fit_fonts([label])
     _dress(bar)
-    bar.ax.set_xlabel(
-        wrap_text(shown, length, points("axes.labelsize"), families), parse_math=False, linespacing=1.15
-    )
+    text = wrap_text(shown, length, points("axes.labelsize"), families)
+    bar.ax.set_xlabel(text, parse_math=False, linespacing=1.15)
     return bar
 
 

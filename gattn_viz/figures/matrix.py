@@ -168,8 +168,9 @@ def matrix_grid(
             if row_names:
                 row_name(axes[r, 0], row_names[r], high, font)
         for c, bar in enumerate(bars):
-            beside = axes[:, c] if len(bars) > 1 else axes.ravel()
-            bar_beside(figure, images[c], list(beside), high, sum(heights), bar.label)
+            beside = axes[:, c : c + 1] if len(bars) > 1 else axes
+            size = beside.shape[1] * wide, sum(heights)
+            bar_beside(figure, images[c], list(beside.ravel()), size, high, bar.label)
         finish(figure, axes, widths, heights, title=title, footnote=footnote, font=font)
     return figure
 

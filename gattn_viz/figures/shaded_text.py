@@ -109,7 +109,7 @@ def shaded_text(
             ax.set_title(text, loc="left", parse_math=False, fontfamily=title_families)
             _draw_pieces(ax, pieces, block.values, bar.scale, families)
         colors = ScalarMappable(bar.scale.norm(), map_colormap())
-        bar_below(figure, colors, list(axes[:, 0]), WIDTH, sum(heights), bar.label)
+        bar_below(figure, colors, list(axes[:, 0]), (WIDTH, sum(heights)), bar.label)
         finish(figure, axes, [WIDTH], heights, title=title, footnote=footnote, font=font)
     return figure
 
@@ -190,7 +190,7 @@ def _draw_pieces(
             ax.text(
                 x, (piece.line + 0.74) * _LINE, piece.text.strip(), va="baseline", ha="left", fontsize=_SIZE,
                 color="black" if np.isnan(value) else ink_on(colormap(norm(value))), fontfamily=list(families),
-                parse_math=False,
+                parse_math=False, in_layout=False,
             )  # fmt: skip
 
 
