@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gattn_viz.drawing import draw_first_token, draw_grid, draw_maps
     from gattn_viz.errors import GattnVizError
+    from gattn_viz.gate_pictures import draw_gate_maps, draw_gate_text
+    from gattn_viz.head_pictures import draw_heads
     from gattn_viz.metrics.compared import CompareOptions
     from gattn_viz.metrics.gate_measures import GateOptions
     from gattn_viz.metrics.measures import Options
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
     from gattn_viz.pipeline import (
         AttentionMaps,
         Comparison,
+        GateMaps,
         Run,
         attention_maps,
         compare,
+        gate_map_table,
+        gate_maps,
         gate_stats,
         gate_tokens,
+        head_table,
         sink_stats,
     )
     from gattn_viz.pipeline.captions import caption
@@ -41,6 +47,7 @@ _HOMES = {
     "AttentionMaps": "pipeline",
     "CompareOptions": "metrics.compared",
     "Comparison": "pipeline",
+    "GateMaps": "pipeline",
     "GateOptions": "metrics.gate_measures",
     "GattnVizError": "errors",
     "MapView": "metrics.pooling",
@@ -52,11 +59,17 @@ _HOMES = {
     "caption": "pipeline.captions",
     "compare": "pipeline",
     "draw_first_token": "drawing",
+    "draw_gate_maps": "gate_pictures",
+    "draw_gate_text": "gate_pictures",
     "draw_grid": "drawing",
+    "draw_heads": "head_pictures",
     "draw_maps": "drawing",
     "draw_paper_figure": "paper",
+    "gate_map_table": "pipeline",
+    "gate_maps": "pipeline",
     "gate_stats": "pipeline",
     "gate_tokens": "pipeline",
+    "head_table": "pipeline",
     "load": "models.loading",
     "paper_data": "pipeline.paper",
     "read_paper_table": "paper",
@@ -70,6 +83,7 @@ __all__ = [
     "AttentionMaps",
     "CompareOptions",
     "Comparison",
+    "GateMaps",
     "GateOptions",
     "GattnVizError",
     "MapView",
@@ -81,11 +95,17 @@ __all__ = [
     "caption",
     "compare",
     "draw_first_token",
+    "draw_gate_maps",
+    "draw_gate_text",
     "draw_grid",
+    "draw_heads",
     "draw_maps",
     "draw_paper_figure",
+    "gate_map_table",
+    "gate_maps",
     "gate_stats",
     "gate_tokens",
+    "head_table",
     "load",
     "paper_data",
     "read_paper_table",

@@ -22,7 +22,7 @@ from gattn_viz.figures.panel import Panel, Positions
 from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
 from gattn_viz.metrics.measures import sink_keys
 from gattn_viz.metrics.pooling import Buckets
-from gattn_viz.pipeline import AttentionMaps
+from gattn_viz.pipeline import AttentionMaps, GateMaps
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
     scale = scale or color_scale([maps], look)
     return map_grid(
         rows,
-        title=f"{maps.model}: {maps.quantity.title}, {_layers_in_words(maps)}, {_heads_in_words(maps)}, "
+        title=f"{maps.model}: {maps.quantity.title}, {layers_in_words(maps)}, {heads_in_words(maps)}, "
         f"{maps.cells.in_words()}",
-        footnote=f"{_footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}",
+        footnote=f"{footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}",
         colorbar_label=maps.quantity.label,
         scale=scale,
         font=look.font,
@@ -84,7 +84,7 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
         raise GattnVizError("no maps to draw; expected at least one model's")
     rows = [[_panel(maps, layer.mean(0), f"layer {n}") for n, layer in _layers(maps)] for maps in sets]
     scale = scale or color_scale(sets, look)
-    heads = {_heads_in_words(maps, mean=True) for maps in sets}
+    heads = {heads_in_words(maps, mean=True) for maps in sets}
     views = dict.fromkeys(maps.cells.in_words() for maps in sets)
     checkpoints = "; ".join(f"{maps.model}: {maps.checkpoint}, {maps.dtype} on {maps.device}" for maps in sets)
     return map_grid(
@@ -129,13 +129,13 @@ def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
     return [int(key) + 1 for key in sink_keys(whole)]
 
 
-def _layers_in_words(maps: AttentionMaps) -> str:
+def layers_in_words(maps: AttentionMaps | GateMaps) -> str:
     if maps.layers == tuple(range(1, maps.n_layers + 1)):
         return f"all {maps.n_layers} layers" if maps.n_layers > 1 else "layer 1 of 1"
     return f"layer{'s' * (len(maps.layers) > 1)} {_numbers(maps.layers)} of {maps.n_layers}"
 
 
-def _heads_in_words(maps: AttentionMaps, *, mean: bool = False) -> str:
+def heads_in_words(maps: AttentionMaps | GateMaps, *, mean: bool = False) -> str:
     if maps.heads is None or (mean and len(maps.heads) == maps.n_heads > 1):
         return f"mean over {maps.n_heads} heads{_weighted(maps)}"
     plural = "s" * (len(maps.heads) > 1)
@@ -144,8 +144,9 @@ def _heads_in_words(maps: AttentionMaps, *, mean: bool = False) -> str:
     return f"head{plural} {_numbers(maps.heads)} of {maps.n_heads}"
 
 
-def _weighted(maps: AttentionMaps) -> str:
-    return "" if maps.weight == "probability" or maps.n_heads == 1 else ", each weighted first"
+def _weighted(maps: AttentionMaps | GateMaps) -> str:
+    is_plain = not isinstance(maps, AttentionMaps) or maps.weight == "probability"
+    return "" if is_plain or maps.n_heads == 1 else ", each weighted first"
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -159,7 +160,7 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
-def _footnote(maps: AttentionMaps) -> str:
+def footnote(maps: AttentionMaps | GateMaps) -> str:
     return f"Prompt {maps.prompt}. {maps.checkpoint}, {maps.dtype} on {maps.device}."
 
 

@@ -145,6 +145,8 @@ def _recipe_lines(recipe: Recipe) -> list[tuple[str, str]]:
     ]
     if file.prompt is not None:
         lines.append(("prompt", f"{file.prompt}, {file.view}"))
+    elif file.view is not None:
+        lines.append(("view", file.view))
     if file.quantity is not None:
         lines.append(("cells", file.quantity))
     if file.color_scale is not None:

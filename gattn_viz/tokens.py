@@ -53,6 +53,24 @@ def token_labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return [_label(tokenizer, value, verbatim, byte_level) for value in whole]
 
 
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    r"""What each token says in running text: spaces and line breaks as they are, all else as in `token_labels`.
+
+    >>> from transformers import AutoTokenizer
+    >>> token_texts(AutoTokenizer.from_pretrained("gpt2"), [464, 19780, 198])   # doctest: +SKIP
+    ['The', ' cafe', '\n']
+    """
+    verbatim = _added_tokens(tokenizer)
+    byte_level = _is_byte_level(tokenizer)
+    texts = [_text(tokenizer, value, verbatim, byte_level) for value in ids]
+    return [f"<id {value}>" if text is None else _running(text) for value, text in zip(ids, texts, strict=True)]
+
+
+def _running(text: str) -> str:
+    lines = [visible(line).replace(SPACE, " ") if line else "" for line in text.split("\n")]
+    return "\n".join(lines) or EMPTY
+
+
 def visible(text: str) -> str:
     """`text` with each space as `SPACE` and everything else that leaves no ink escaped."""
     shown = "".join(SPACE if c == " " else c if c.isprintable() else _escape(c) for c in text)
@@ -76,21 +94,27 @@ def _whole(position: int, value: Any) -> int:
 
 
 def _label(tokenizer: Any, value: int, verbatim: dict[int, str], byte_level: bool) -> str:
+    text = _text(tokenizer, value, verbatim, byte_level)
+    return f"<id {value}>" if text is None else visible(text)
+
+
+def _text(tokenizer: Any, value: int, verbatim: dict[int, str], byte_level: bool) -> str | None:
+    """What a token says, bytes that form no whole character as ``<0xE4>``; None if there is no such token."""
     if value in verbatim:
-        return visible(verbatim[value])
+        return verbatim[value]
     try:
         token = tokenizer.convert_ids_to_tokens(value)
     except (IndexError, KeyError, OverflowError):
         token = None
     if token is None:
-        return f"<id {value}>"
+        return None
     if isinstance(token, bytes):  # tiktoken-like tokenizers, such as the first Qwen's
-        return visible(_decode(token))
+        return _decode(token)
     if byte_level:
-        return visible(_from_byte_level(token))
+        return _from_byte_level(token)
     if found := _BYTE_TOKEN.fullmatch(token):  # sentencepiece's byte fallback
-        return visible(_decode(bytes([int(found[1], 16)])))
-    return visible(token.replace("▁", " "))
+        return _decode(bytes([int(found[1], 16)]))
+    return str(token).replace("▁", " ")
 
 
 def _added_tokens(tokenizer: Any) -> dict[int, str]:

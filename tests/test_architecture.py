@@ -13,13 +13,25 @@ PACKAGE = Path(__file__).parents[1] / "gattn_viz"
 
 # A part may import those on its right. `errors` is everybody's.
 MAY_IMPORT = {
-    "__init__": {"drawing", "metrics", "models", "paper", "pipeline", "prompts", "recipe"},
+    "__init__": {
+        "drawing",
+        "gate_pictures",
+        "head_pictures",
+        "metrics",
+        "models",
+        "paper",
+        "pipeline",
+        "prompts",
+        "recipe",
+    },
     "__main__": {"cli"},
     "capture": {"metrics", "models"},
     "cli": {
         "drawing",
         "figures",
         "files",
+        "gate_pictures",
+        "head_pictures",
         "metrics",
         "models",
         "paper",
@@ -33,6 +45,8 @@ MAY_IMPORT = {
     "errors": set(),
     "figures": {"files"},
     "files": set(),
+    "gate_pictures": {"drawing", "figures", "pipeline"},
+    "head_pictures": {"figures", "metrics"},
     "metrics": set(),
     "models": set(),
     "paper": {"figures"},
@@ -48,7 +62,7 @@ MAY_IMPORT = {
 ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli", "report"},
-    "matplotlib": {"drawing", "figures", "paper"},
+    "matplotlib": {"drawing", "figures", "gate_pictures", "head_pictures", "paper"},
     "seaborn": {"figures"},
     "transformers": {"capture", "models"},
     "huggingface_hub": {"models"},
@@ -124,6 +138,8 @@ def test_of_the_test(part: str, source: str, expected: list[str]) -> None:
         ["sink-stats", "-h"],
         ["gate-stats", "-h"],
         ["compare", "-h"],
+        ["gate-maps", "-h"],
+        ["heads", "-h"],
         ["recipe", "-h"],
         ["figures", "-h"],
     ],

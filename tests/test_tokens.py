@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.tokens import EMPTY, SPACE, token_labels, visible
+from gattn_viz.tokens import EMPTY, SPACE, token_labels, token_texts, visible
 
 TEXT = ["The café is open. The café is open.", "你好 世界 你好 世界", "a\tb\nc", "smile 😀 smile 😀", "नमस्ते مرحبا"]
 
@@ -147,3 +147,14 @@ def test_visible(text: str, shown: str) -> None:
 
 def test_numpy_ids() -> None:
     assert token_labels(byte_level(merges=False), np.array([0])) == ["<|endoftext|>"]  # type: ignore[arg-type]
+
+
+def test_texts_have_their_spaces_and_line_breaks() -> None:
+    tokenizer = byte_level(merges=False)
+    text = "a b\n\n\tc\\n é$"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert token_texts(tokenizer, ids) == [*"a b\n\n", "\\t", *"c\\n ", "<0xC3>", "<0xA9>", "$"]
+    merged = byte_level()
+    ids = merged("The café is open.\n<|endoftext|>", add_special_tokens=False)["input_ids"]
+    assert "".join(token_texts(merged, ids)) == "The café is open.\n<|endoftext|>"
+    assert token_texts(merged, [10_000]) == ["<id 10000>"]

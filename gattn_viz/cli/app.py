@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gattn_viz.cli import compare, figures, gate_stats, maps, models, options, recipe, sink_stats
+from gattn_viz.cli import compare, figures, gate_maps, gate_stats, heads, maps, models, options, recipe, sink_stats
 
 app = typer.Typer(
     name="gattn-viz",
@@ -41,6 +41,8 @@ COMMANDS = {
     "maps": maps,
     "sink-stats": sink_stats,
     "gate-stats": gate_stats,
+    "heads": heads,
+    "gate-maps": gate_maps,
     "compare": compare,
     "figures": figures,
     "models": models,

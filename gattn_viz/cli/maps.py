@@ -203,8 +203,8 @@ def maps(
     by_prompt: dict[str, list[AttentionMaps]] = {}
     for one in sets:
         by_prompt.setdefault(one.prompt, []).append(one)
-    model_names = _file_names([one.model for one in sets], reserved="grid")
-    prompt_names = _file_names([*by_prompt])
+    model_names = file_names([one.model for one in sets], reserved="grid")
+    prompt_names = file_names([*by_prompt])
     for prompt_id, of_prompt in by_prompt.items():
         suffix = f"_{prompt_names[prompt_id]}" if len(by_prompt) > 1 else ""
         for one in of_prompt:
@@ -301,7 +301,7 @@ def _summaries(sets: list[AttentionMaps], *, mean: bool) -> tuple[MapSummary, ..
     return tuple(found)
 
 
-def _file_names(names: Iterable[str], reserved: str | None = None) -> dict[str, str]:
+def file_names(names: Iterable[str], reserved: str | None = None) -> dict[str, str]:
     """Each name as part of a file's name: short, without odd characters, and no two alike."""
     found: dict[str, str] = {}
     taken = {reserved}

@@ -147,8 +147,9 @@ def _without_folders(options: dict[str, Any]) -> dict[str, Any]:
     cut = dict(options)
     if cut["checkpoints"] not in ("demo", "official"):
         cut["checkpoints"] = f"./{Path(cut['checkpoints']).expanduser().resolve().name}"
-    if cut["prompts"] is not None:
-        cut["prompts"] = Path(cut["prompts"]).name
+    for name in ("prompts", "table"):
+        if cut.get(name) is not None:
+            cut[name] = Path(cut[name]).name
     if str(cut.get("font")).lower().endswith(FONT_FILES):
         cut["font"] = Path(cut["font"]).name
     return cut

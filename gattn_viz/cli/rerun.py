@@ -21,8 +21,8 @@ from gattn_viz.recipe.stored import read_recipe, sidecar
 if TYPE_CHECKING:
     from gattn_viz.recipe.agreement import Agreement, Place
 
-TO_DIRECTORY = ("maps", "compare", "figures")
-"""The commands that write several files."""
+TO_DIRECTORY = ("maps", "heads", "gate-maps", "compare", "figures")
+"""The commands that write files with names of their own."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ def rerun_and_compare(
         raise GattnVizError(
             f"--model {unknown[0]}=...: the recipe of {file.name} has no such model; expected one of "
             f"{', '.join(labels(old))}"
+        )
+    if old.options.get("table") is not None:
+        raise GattnVizError(
+            f"{file.name} was drawn from the table {old.options['table']}, without a model; expected what a model "
+            "was run for: rerun the table's own recipe, then draw it again with heads --table"
         )
     if old.options["trust-remote-code"] and not given.trust_remote_code:
         raise GattnVizError(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gattn_viz.cli.recording import Recorder
+    from gattn_viz.recipe.content import Recipe
 
 Format = Literal["csv", "json", "parquet"]
 
@@ -106,6 +107,17 @@ def _write_file(table: pd.DataFrame, path: Path, output_format: Format, recorder
         temporary.write_bytes(with_recipe(content, recipe) if output_format == "parquet" else content)
     if output_format != "parquet":
         write_sidecar(recipe, path)
+
+
+def write_csv(table: pd.DataFrame, path: Path, recipe: Recipe) -> Path:
+    """Write a figure's numbers beside it, with their recipe."""
+    from gattn_viz.files import replacing
+    from gattn_viz.recipe.stored import write_sidecar
+
+    with replacing(path) as temporary:
+        temporary.write_bytes(_encode(table, "csv"))
+    write_sidecar(recipe, path)
+    return path
 
 
 def _write_stdout(table: pd.DataFrame, output_format: Format) -> None:

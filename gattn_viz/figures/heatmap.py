@@ -71,8 +71,9 @@ def draw_map(
     if title:
         families, (text,) = fit_fonts([title], font)
         ax.set_title(text, parse_math=False, fontfamily=families)
-    _label_axis(ax, "x", panel.keys if show_keys else None, panel.keep, font, box.width / (right - left))
-    _label_axis(ax, "y", panel.queries if show_queries else None, panel.keep, font, box.height / (bottom - top))
+    wide, high = box.width / (right - left), box.height / (bottom - top)
+    label_axis(ax, "x", panel.keys if show_keys else None, panel.keep, font, wide, "key")
+    label_axis(ax, "y", panel.queries if show_queries else None, panel.keep, font, high, "query")
     return image
 
 
@@ -124,16 +125,20 @@ def _outline(ax: Axes, panel: Panel) -> None:
     )
 
 
-def _label_axis(
+def label_axis(
     ax: Axes,
     which: Literal["x", "y"],
     shown: Positions | None,
     keep: Sequence[int],
     font: str | None,
     cell: float,
+    name: str,
 ) -> None:
-    """Ticks and name of an axis that has `cell` inches for each position."""
-    axis, name = (ax.xaxis, "key") if which == "x" else (ax.yaxis, "query")
+    """Ticks and name of an axis that has `cell` inches for each position; `shown` of None leaves it bare.
+
+    See `draw_map` for which positions get a label; `keep` are those that always do.
+    """
+    axis = ax.xaxis if which == "x" else ax.yaxis
     if shown is None:
         axis.set_ticks([])
         return

@@ -11,7 +11,9 @@ next, unless `compare` times them.
 """
 
 from gattn_viz.pipeline.comparison import Comparison, compare
+from gattn_viz.pipeline.gate_scores import GateMaps, gate_map_table, gate_maps
 from gattn_viz.pipeline.gates import gate_stats, gate_tokens
+from gattn_viz.pipeline.heads import head_table
 from gattn_viz.pipeline.maps import AttentionMaps, attention_maps
 from gattn_viz.pipeline.run import Run
 from gattn_viz.pipeline.stats import sink_stats
@@ -19,10 +21,14 @@ from gattn_viz.pipeline.stats import sink_stats
 __all__ = [
     "AttentionMaps",
     "Comparison",
+    "GateMaps",
     "Run",
     "attention_maps",
     "compare",
+    "gate_map_table",
+    "gate_maps",
     "gate_stats",
     "gate_tokens",
+    "head_table",
     "sink_stats",
 ]

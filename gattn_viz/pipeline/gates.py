@@ -71,15 +71,15 @@ def gate_stats(
     return measure(models, prompts, wanted, run, progress)[0]
 
 
-def require_gate(models: Sequence[str], run: Run, measures: Iterable[str]) -> None:
-    """Raise, before any weights are read, if measures need a gate and no model has one."""
-    if set(measures) <= set(WITHOUT_GATE):
+def require_gate(models: Sequence[str], run: Run, measures: Iterable[str] | None = None) -> None:
+    """Raise, before any weights are read, if no model has a gate and measures (None: all) need one."""
+    if measures is not None and set(measures) <= set(WITHOUT_GATE):
         return
     if not any_gate(models, run):
+        otherwise = f", or ask for --measures {','.join(WITHOUT_GATE)}, which need none" if measures else ""
         raise GattnVizError(
             f"no gate in {', '.join(find_models(models, run))}; expected a model with a gate on its attention "
-            "output, such as gate_headwise: add one, or ask for --measures "
-            f"{','.join(WITHOUT_GATE)}, which need none"
+            f"output, such as gate_headwise: add one{otherwise}"
         )
 
 
@@ -120,7 +120,7 @@ def gate_tokens(
     """
     if count < 1:
         raise GattnVizError(f"count is {count} tokens; expected 1 or more")
-    require_gate(models, run, ["gate_mean"])
+    require_gate(models, run)
     tables_of_models, paths = [], {}
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
         if not gated_attention(loaded.model):

@@ -82,7 +82,7 @@ def agreement(before: Path, old: Recipe, now: Path, new: Recipe, tolerance: floa
     """
     tolerance = default_tolerance(old) if tolerance is None else tolerance
     if old.file.what in ("table", "layers"):
-        older, newer = _read_table(before, old.file.format), _read_table(now, new.file.format)
+        older, newer = read_table(before, old.file.format), read_table(now, new.file.format)
         newer = _renamed(newer, "model", labels(new), labels(old))
         newer = _renamed(newer, "prompt", new.prompts.ids, old.prompts.ids)
         compare = _compare_each if "quantity" in older else compare_tables
@@ -155,7 +155,9 @@ def compare_maps(
     return Agreement(tolerance, compared, different)
 
 
-def summarise_map(model: str, layer: int, head: int | None, cells: NDArray[np.float32]) -> MapSummary:
+def summarise_map(
+    model: str, layer: int | None, head: int | None, cells: NDArray[np.floating], measure: str | None = None
+) -> MapSummary:
     """A drawn map, (rows, columns) with NaN where it is blank, in a few numbers of six digits."""
     parts = [
         part
@@ -169,18 +171,21 @@ def summarise_map(model: str, layer: int, head: int | None, cells: NDArray[np.fl
         mean=_digits(_mean(cells)),
         largest=None if np.isnan(cells).all() else _digits(float(np.nanmax(cells))),
         grid=tuple(_digits(_mean(part)) for part in parts),
+        measure=measure,
     )
 
 
 def compare_summaries(before: Sequence[MapSummary], now: Sequence[MapSummary], tolerance: float) -> Agreement:
     """Two figures' maps, in their order."""
     compared = sum(2 + len(one.grid) for one in before)
-    names = [[(one.layer, one.head, len(one.grid)) for one in side] for side in (before, now)]
+    names = [[(one.measure, one.layer, one.head, len(one.grid)) for one in side] for side in (before, now)]
     if names[0] != names[1]:
         return Agreement(tolerance, compared, [("maps", f"{len(before)}", f"{len(now)}, or others")])
     different: list[Place] = []
     for old, new in zip(before, now, strict=True):
-        where = f"{old.model}, layer {old.layer}" + (f", head {old.head}" if old.head is not None else "")
+        where = old.model + (f", {old.measure}" if old.measure is not None else "")
+        where += f", layer {old.layer}" if old.layer is not None else ""
+        where += f", head {old.head}" if old.head is not None else ""
         places = [f"{where}: mean", f"{where}: largest", *(f"{where}: part {n + 1}" for n in range(len(old.grid)))]
         different += _differences(places, _values(old), _values(new), tolerance)
     return Agreement(tolerance, compared, different)
@@ -259,7 +264,12 @@ def _word(value: object) -> str | None:
     return None if pd.isna(value) else str(value)  # type: ignore[call-overload]
 
 
-def _read_table(path: Path, kind: str) -> pd.DataFrame:
+def read_table(path: Path, kind: str) -> pd.DataFrame:
+    """A table as it was written, `csv`, `json` or `parquet`.
+
+    Raises:
+        GattnVizError: it cannot be read.
+    """
     try:
         if kind == "parquet":
             return pd.read_parquet(path)
@@ -273,6 +283,7 @@ def _read_table(path: Path, kind: str) -> pd.DataFrame:
         OSError,
         TypeError,
         AttributeError,
+        ImportError,
     ) as error:  # what pandas and arrow raise are ValueErrors
         raise GattnVizError(
             f"cannot read the table {path.name}: {first_line(error)}; expected {kind} as gattn-viz wrote it"

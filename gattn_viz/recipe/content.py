@@ -82,17 +82,20 @@ class MapSummary:
 
     Attributes:
         model: its label.
-        layer, head: from 1; a head of None is the mean over the heads asked for.
+        layer, head: from 1; a head of None is the mean over the heads asked for, or all of them, a layer of None
+            all layers.
         mean, largest: over the cells that are not blank.
         grid: means over at most 4 x 4 parts of the map, row by row; None where a part is blank.
+        measure: which, in a figure of several.
     """
 
     model: str
-    layer: int
+    layer: int | None
     head: int | None
     mean: float | None
     largest: float | None
     grid: tuple[float | None, ...]
+    measure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,13 @@ class FileMade:
     """Which of a command's files this is.
 
     Attributes:
-        what: a `table`, a figure of `maps`, a figure with a `grid` of models, the `raw` maps; of `compare` also
-            its `curves` and the `layers` behind them; of `figures` a `figure` or a `text`, whose numbers are those
-            of the CSV beside it.
+        what: a `table`, a figure of `maps`, a figure with a `grid` of models, the `raw` maps; a figure of measures
+            of `heads`, of `gates` token by token, or a `gate text`; of `compare` its `curves` and the `layers`
+            behind them; of `figures` a `figure` or a `text`, whose numbers are those of the CSV beside it.
         format: `csv`, `json`, `parquet`, `png`, `pdf`, `svg`, `safetensors`, `md` or `tex`.
         models: the labels of those in it.
         prompt: the id of its prompt, where it has one.
-        view: of maps, in words.
+        view: of maps, in words; of heads the measures and their colour ranges, and the table they came from.
         quantity: what the cells of maps hold, with its unit.
         color_scale: `kind`, `low` and `high` of a figure.
         sha256: of the file, where the recipe lies beside it.
@@ -114,7 +117,9 @@ class FileMade:
         figure: the name of the figure of `figures`; None is that of another command, or all of its captions.
     """
 
-    what: Literal["table", "maps", "grid", "raw", "curves", "layers", "figure", "text"]
+    what: Literal[
+        "table", "maps", "grid", "raw", "heads", "gates", "gate text", "curves", "layers", "figure", "text"
+    ]
     format: str
     models: tuple[str, ...]
     prompt: str | None = None

@@ -1,0 +1,37 @@
+"""The options of commands that write figures, as those of `maps`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gattn_viz.cli import options
+
+Directory = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="DIR", help="Where figures are written.", rich_help_panel=options.OUTPUT
+    ),
+]
+Format = Annotated[
+    Literal["png", "pdf", "svg"],
+    typer.Option("--format", help="Of the figures.", rich_help_panel=options.OUTPUT),
+]
+Dpi = Annotated[int, typer.Option(min=20, max=2400, help="Pixels per inch.", rich_help_panel=options.OUTPUT)]
+WithCsv = Annotated[
+    bool,
+    typer.Option("--csv", help="Write what is drawn beside it too, as CSV.", rich_help_panel=options.OUTPUT),
+]
+Scale = Annotated[Literal["linear", "sqrt", "log"], typer.Option(help="How values become colours.")]
+Vmax = Annotated[
+    float | None,
+    typer.Option(
+        min=0, help="The value of the last colour. Default: the largest that is drawn.", show_default=False
+    ),
+]
+Font = Annotated[
+    str | None,
+    typer.Option(help="A font family or file to prefer for tokens.", show_default=False),
+]
