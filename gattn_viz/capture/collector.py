@@ -216,6 +216,11 @@ class Collector:
 
     def end_layer(self, layer: int, residual: Tensor) -> None:
         """The model is through with a layer; `residual` (B, Q, hidden) is the residual stream after it."""
+        if self.gates.pop(layer, None) is not None:  # attention takes it: it came too late
+            raise GattnVizError(
+                f"layer {layer + 1} computes its gate after its attention; expected it before, for weighted maps: "
+                "choose the weight probability"
+            )
         if layer not in self.running:
             return  # not softmax attention: a hybrid model's linear layers have nothing to show
         if "residual" in self.request.needs:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gattn_viz.capture import blocks, weighing
-from gattn_viz.capture.collector import Request
+from gattn_viz.capture.collector import Collector, Request
 from gattn_viz.capture.run import capture, capture_batch
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.pooling import MapView
@@ -256,3 +256,12 @@ def test_of_a_bf16_model_are_computed_in_float32(weight: Weight) -> None:
 def test_no_gate(name: str) -> None:
     with pytest.raises(GattnVizError, match="no gate in this model; expected one for maps of the weight gate"):
         capture(model_of(name), [ids(3)], request("gate"))
+
+
+def test_a_gate_that_comes_after_attention_is_not_taken_for_none() -> None:
+    collector = Collector(request("output"), [slice(0, 3)], lambda sequence, layer: None, range(3))
+    scores = torch.ones(1, 3, 4, 1)
+    collector.add_output(LAYER - 1, torch.ones(1, 3, 4, 8))
+    collector.add_gate(LAYER - 1, scores, scores)
+    with pytest.raises(GattnVizError, match="layer 2 computes its gate after its attention"):
+        collector.end_layer(LAYER - 1, torch.ones(1, 3, 32))
