@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gattn_viz.drawing import draw_first_token, draw_grid, draw_maps
+    from gattn_viz.drawing import Look, draw_first_token, draw_grid, draw_maps
     from gattn_viz.errors import GattnVizError
     from gattn_viz.gate_pictures import draw_gate_maps, draw_gate_text
     from gattn_viz.head_pictures import draw_heads
@@ -50,6 +50,7 @@ _HOMES = {
     "GateMaps": "pipeline",
     "GateOptions": "metrics.gate_measures",
     "GattnVizError": "errors",
+    "Look": "drawing",
     "MapView": "metrics.pooling",
     "Options": "metrics.measures",
     "PaperData": "pipeline.paper",
@@ -86,6 +87,7 @@ __all__ = [
     "GateMaps",
     "GateOptions",
     "GattnVizError",
+    "Look",
     "MapView",
     "Options",
     "PaperData",

@@ -69,7 +69,7 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
         title=f"{maps.model}: {maps.quantity.title}, {layers_in_words(maps)}, {heads_in_words(maps)}, "
         f"{maps.cells.in_words()}",
         footnote=f"{footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}",
-        colorbar_label=maps.quantity.label,
+        colorbar_label=_unit([maps]),
         scale=scale,
         font=look.font,
     )
@@ -93,7 +93,7 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
         f"{heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
         footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(sets, scale)}{_formulas(sets)}"
         f"{_order_in_words(sets)}",
-        colorbar_label=" or ".join(dict.fromkeys(maps.quantity.label for maps in sets)),
+        colorbar_label=_unit(sets),
         row_labels=[maps.model for maps in sets],
         scale=scale,
         font=look.font,
@@ -174,6 +174,14 @@ def _formulas(sets: Sequence[AttentionMaps]) -> str:
     """What the cells hold, where that is not p itself."""
     formulas = dict.fromkeys(maps.quantity.formula for maps in sets if maps.quantity.formula)
     return f" Cells: {'; '.join(formulas)}; p the attention probability." if formulas else ""
+
+
+def _unit(sets: Sequence[AttentionMaps]) -> str:
+    """What a colour stands for."""
+    quantities = dict.fromkeys(maps.quantity.label for maps in sets)
+    pools = {maps.cells.pool for maps in sets} - {None}
+    words = {"max": "largest of a cell", "mean": "mean of a cell"}
+    return " or ".join(quantities) + "".join(f", {words[pool]}" for pool in sorted(filter(None, pools)))
 
 
 def _order_in_words(sets: Sequence[AttentionMaps]) -> str:

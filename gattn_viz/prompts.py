@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,17 @@ from gattn_viz.errors import GattnVizError, first_line
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 BOS_POLICIES = ("auto", "always", "never")
+
+# From so many lines on, a text file may be one long text, which must be asked for.
+MANY_LINES = 200
+
+# Of a text that will be cut so much is tokenised at first, more than any but odd texts need.
+CHARACTERS_A_TOKEN = 20
+SPARE_TOKENS = 200
+# Characters in which a BOS that is written in a text shows.
+BEGINNING = 200
+
+log = logging.getLogger("gattn_viz")
 
 
 @dataclass(frozen=True)
@@ -38,13 +50,13 @@ class EncodedPrompt:
 
     Attributes:
         ids: its tokens; at least one.
-        n_cut: how many tokens `max_tokens` cut from its end.
+        is_cut: whether `max_tokens` cut something from its end.
         bos_added: whether `ids` starts with a BOS that is not in the text itself.
     """
 
     prompt: Prompt
     ids: list[int]
-    n_cut: int
+    is_cut: bool
     bos_added: bool
 
 
@@ -93,7 +105,7 @@ def read_prompts(path: str | Path, *, whole_file: bool = False) -> list[Prompt]:
             f"{where} is JSON Lines, a prompt a line; expected a text file to take as one prompt: leave out "
             "--whole-file"
         )
-    return [_whole(data, where, path.stem)]
+    return [_whole(data, where, os.fsencode(path.stem).decode(errors="replace"))]
 
 
 def default_prompts() -> list[Prompt]:
@@ -150,10 +162,9 @@ def encode(
     if max_tokens is not None and max_tokens < 1:
         raise GattnVizError(f"max-tokens is {max_tokens}; expected 1 or more: pass a larger number")
     bos_id: int | None = tokenizer.bos_token_id
-    plain = list(tokenizer(prompt.text, add_special_tokens=False, verbose=False)["input_ids"])
-    ids = plain
-    if bos != "never":
-        ids = list(tokenizer(prompt.text, verbose=False)["input_ids"])
+    positions = None if max_positions is None else max_positions + 1  # one too many shows that it is too long
+    enough = positions if max_tokens is None else max_tokens
+    ids, complete = _first_tokens(prompt.text, tokenizer, bos != "never", enough)
     if bos == "always":
         if bos_id is None:
             raise GattnVizError(
@@ -167,15 +178,30 @@ def encode(
             "one: change its text"
         )
 
-    bos_added = bos_id is not None and ids[0] == bos_id and plain[:1] != [bos_id]
-    n_cut = max(0, len(ids) - max_tokens) if max_tokens is not None else 0
-    ids = ids[: len(ids) - n_cut]
+    written = tokenizer(prompt.text[:BEGINNING], add_special_tokens=False, verbose=False)["input_ids"]
+    bos_added = bos_id is not None and ids[0] == bos_id and list(written[:1]) != [bos_id]
+    is_cut = max_tokens is not None and len(ids) > max_tokens
+    ids = ids[:max_tokens]
     if max_positions is not None and len(ids) > max_positions:
+        count = len(ids) if complete or is_cut else f"more than {max_positions}"
         raise GattnVizError(
-            f"prompt {prompt.id!r} has {len(ids)} tokens, but the model has {max_positions} positions; expected "
+            f"prompt {prompt.id!r} has {count} tokens, but the model has {max_positions} positions; expected "
             f"at most that: shorten it, or cut it with --max-tokens {max_positions}"
         )
-    return EncodedPrompt(prompt, ids, n_cut, bos_added)
+    return EncodedPrompt(prompt, ids, is_cut, bos_added)
+
+
+def _first_tokens(text: str, tokenizer: Any, special: bool, enough: int | None) -> tuple[list[int], bool]:
+    """The tokens of a text, or of a long one more than `enough` from its beginning; and whether those are all.
+
+    Where a text is cut, the last tokens are others than those of the whole text: `SPARE_TOKENS` more are made.
+    """
+    length = len(text) if enough is None else CHARACTERS_A_TOKEN * (enough + SPARE_TOKENS)
+    while True:
+        ids = list(tokenizer(text[:length], add_special_tokens=special, verbose=False)["input_ids"])
+        if length >= len(text) or (enough is not None and len(ids) >= enough + SPARE_TOKENS):
+            return ids, length >= len(text)
+        length *= 8
 
 
 def _parse(data: bytes, where: str, jsonl: bool | None) -> list[Prompt]:
@@ -199,6 +225,8 @@ def _parse(data: bytes, where: str, jsonl: bool | None) -> list[Prompt]:
         raise GattnVizError(
             f"{where} has no prompts; expected a prompt a line, or JSON Lines with a text: add one"
         )
+    if not jsonl and len(prompts) >= MANY_LINES:
+        log.info("%s: %d prompts, a line each; --whole-file takes the file as one", where, len(prompts))
     return prompts
 
 

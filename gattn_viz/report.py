@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 import pandas as pd
@@ -35,6 +36,8 @@ USUAL_GATES = {
 }
 WITH_BAR = ("first_token_mass", "gate_below")
 """Shares that are drawn too."""
+KEYS = ("model", "prompt", "layer", "head")
+"""Columns that say what a row stands for."""
 OF_THE_MODEL = ("uniform_null", "perplexity")
 
 
@@ -64,6 +67,19 @@ def print_gate_report(
     _print_tables(layers, models, columns or list(USUAL_GATES), console)
 
 
+def shows_layers(measures: Sequence[str], by: str, per_prompt: bool) -> bool:
+    """Whether the reports by layer show what was asked for; if not, `print_rows` does."""
+    return not per_prompt and by != "model" and not set(measures) <= set(OF_THE_MODEL)
+
+
+def print_rows(table: pd.DataFrame) -> None:
+    """All rows and columns of a table, in blocks of columns as wide as the terminal."""
+    keys = [name for name in KEYS if name in table]
+    width = shutil.get_terminal_size().columns
+    rows = table.set_index(keys)
+    print(rows.to_string(float_format="{:.4g}".format, na_rep="", sparsify=False, line_width=width))
+
+
 def _print_tables(
     layers: pd.DataFrame, models: pd.DataFrame, columns: Sequence[str], console: Console | None
 ) -> None:
@@ -82,7 +98,8 @@ def layer_table(layers: pd.DataFrame, model: pd.Series, columns: Sequence[str]) 
         caption_justify="left",
         show_footer=True,
     )
-    shown = [name for name in columns if name not in OF_THE_MODEL and layers[name].notna().any()]
+    of_layers = [name for name in columns if name not in OF_THE_MODEL]
+    shown = [name for name in of_layers if layers[name].notna().any()] or of_layers
     rows = [row for _, row in layers.iterrows()]
     table.add_column("layer", justify="right", footer="all")
     cells: list[list[str | Bar]] = [[f"{row['layer']}" for row in rows]]
@@ -90,7 +107,7 @@ def layer_table(layers: pd.DataFrame, model: pd.Series, columns: Sequence[str]) 
         heading, digits = (USUAL | USUAL_GATES).get(name, (name.replace("_", " "), ".4g"))
         table.add_column(heading, justify="right", footer=_value(model, name, digits))
         cells.append([_value(row, name, digits) for row in rows])
-        if name in WITH_BAR:
+        if name in WITH_BAR and layers[name].notna().any():
             table.add_column("0 to 1", footer=Bar(1, 0, model[name], width=BAR_WIDTH))
             cells.append([Bar(1, 0, row[name], width=BAR_WIDTH) for row in rows])
     for row in zip(*cells, strict=True):
@@ -119,6 +136,8 @@ def _caption(model: pd.Series) -> str:
 
 def _value(row: pd.Series, name: str, digits: str) -> str:
     """A value, and its interval if it has one."""
+    if pd.isna(row[name]):
+        return "-"
     text = f"{row[name]:{digits}}"
     if f"{name}_ci_low" in row:
         text += f" [{row[f'{name}_ci_low']:{digits}}, {row[f'{name}_ci_high']:{digits}}]"

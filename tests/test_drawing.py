@@ -334,3 +334,17 @@ def test_intervals_are_bands() -> None:
     assert len(figure.axes[0].collections) == 1
     assert "1 prompt" in words(figure)
     assert "first query included. Bands are 90% intervals over prompts." in words(figure)
+
+
+@pytest.mark.parametrize(
+    ("view", "label"),
+    [
+        (MapView(), "attention probability"),
+        (MapView(max_cells=3), "attention probability, largest of a cell"),
+        (MapView(max_cells=3, pool="mean"), "attention probability, mean of a cell"),
+    ],
+)
+def test_the_colour_bar_says_what_a_cell_is(view: MapView, label: str) -> None:
+    maps = make_maps(tokens=9, view=view)
+    for figure in (draw_maps(maps), draw_grid([maps])):
+        assert " ".join(figure.axes[-1].get_ylabel().split()) == label

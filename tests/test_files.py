@@ -80,3 +80,12 @@ def test_odd_paths(tmp_path: Path) -> None:
     for bad in (loop / "a.csv", tmp_path / ("a" * 300)):
         with pytest.raises(GattnVizError, match=r"^cannot write"), replacing(bad):
             pass
+
+
+def test_a_reader_that_has_gone(tmp_path: Path) -> None:
+    """No error of its own: the command line is quiet about it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(BrokenPipeError), replacing(f"/dev/fd/{writer}") as temporary:
+        temporary.write_text("lost")
+    os.close(writer)

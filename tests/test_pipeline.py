@@ -205,8 +205,32 @@ class TestSinkStats:
         ]:
             with pytest.raises(GattnVizError, match=said):
                 sink_stats(**options)  # type: ignore[arg-type]
-        with pytest.raises(GattnVizError, match="chunk is 0 tokens; expected 1 or more"):
-            Run(chunk=0)
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"chunk": 0}, "chunk is 0; expected a whole number, 1 or more"),
+            ({"max_tokens": 0}, "max_tokens is 0; expected a whole number, 1 or more"),
+            ({"max_tokens": "9"}, "max_tokens is '9'; expected"),
+            ({"batch_size": None}, "batch_size is None; expected"),
+            ({"batch_size": 1.5}, "batch_size is 1.5; expected"),
+            ({"device": 0}, "device is 0; expected a text, such as 'auto'"),
+            ({"dtype": float}, "dtype is <class 'float'>; expected a text, such as 'auto'"),
+        ],
+    )
+    def test_runs_that_are_none(self, options: dict[str, object], said: str) -> None:
+        with pytest.raises(GattnVizError, match=said):
+            Run(**options)  # type: ignore[arg-type]
+
+    def test_many_prompts_that_are_cut_are_said_once(self, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+        logging.getLogger("gattn_viz").propagate = True  # the command line turns it off
+        short = Run(run.checkpoints, max_tokens=3)
+        texts = ["the cat sat", "the dog sat", "a cat sat", "a dog sat"]
+        for count, warnings in ((3, 3), (4, 1)):
+            caplog.clear()
+            sink_stats("baseline", [*texts[:count], "a"], measures="entropy", run=short)
+            assert len([message for message in caplog.messages if "cut to 3 tokens" in message]) == warnings
+        assert "baseline: 4 of 5 prompts cut to 3 tokens" in caplog.text
 
     def test_a_prompt_longer_than_the_model_s_positions(self, run: Run) -> None:
         with pytest.raises(GattnVizError, match=r"but the model has 64 positions; expected .*--max-tokens 64"):
@@ -234,7 +258,7 @@ class TestSinkStats:
 
     def test_a_one_token_prompt(self, run: Run) -> None:
         with pytest.raises(
-            GattnVizError, match=r"^prompt 'cats' has one token, .* use a longer prompt or --first-row"
+            GattnVizError, match=r"^prompt 'cats' has one token, .* use a larger --max-tokens, --first-row"
         ):
             sink_stats(["baseline"], PROMPTS, run=Run(checkpoints=run.checkpoints, max_tokens=1))
         table = sink_stats(
@@ -458,6 +482,30 @@ def test_a_prompt_far_longer_than_the_demo_was_trained_on(caplog: pytest.LogCapt
         caplog.clear()
         attention_maps(["baseline"], ["the cat " * 600], layers=[1], run=Run(max_tokens=tokens))
         assert (f"baseline: {tokens} tokens, but the demo was trained on 129 at most" in caplog.text) == said
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"models": []}, "no model was given"),
+        ({"models": [None]}, "a model is None; expected its name"),
+        ({"prompts": []}, "no prompt was given"),
+        ({"layers": []}, r"layers are \[\]; expected all, or a list of one or more numbers from 1"),
+        ({"layers": 3}, "layers are 3; expected all"),
+        ({"layers": "3"}, "layers are '3'; expected all"),
+        ({"layers": [1.5]}, r"layers are \[1.5\]; expected all"),
+        ({"heads": []}, r"heads are \[\]; expected mean or all"),
+        ({"heads": "each"}, "heads are 'each'; expected mean or all"),
+    ],
+)
+def test_maps_that_are_none(run: Run, asked: dict[str, object], said: str) -> None:
+    with pytest.raises(GattnVizError, match=said):
+        attention_maps(**{"models": ["baseline"], "prompts": ["the cat"], "run": run, **asked})  # type: ignore[arg-type]
+
+
+def test_layers_may_be_an_array(run: Run) -> None:
+    [maps] = attention_maps(["baseline"], ["the cat"], layers=np.array([1, 3]), heads=range(1, 3), run=run)  # type: ignore[arg-type]
+    assert maps.probabilities.shape[:2] == (2, 2)
 
 
 def test_a_model_is_let_go_before_the_next_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
-from transformers import PreTrainedTokenizerFast
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gattn_viz import prompts
 from gattn_viz.errors import GattnVizError
+from gattn_viz.models.names import demo_directory
 from gattn_viz.prompts import Prompt, default_prompts, encode, prompts_from_text, read_prompts
 from tests.models.checkpoints import byte_tokenizer
 
@@ -298,7 +303,7 @@ def test_bos(kind: str, bos: Any, added: bool, request: pytest.FixtureRequest) -
     tokenizer = request.getfixturevalue(kind)
     encoded = encode(HELLO, tokenizer, bos=bos)
     assert tokenizer.decode(encoded.ids) == ("<bos>Hello" if added else "Hello")
-    assert (encoded.prompt, encoded.n_cut, encoded.bos_added) == (HELLO, 0, added)
+    assert (encoded.prompt, encoded.is_cut, encoded.bos_added) == (HELLO, False, added)
     assert len(encoded.ids) == 5 + added
 
 
@@ -326,12 +331,12 @@ def test_unknown_bos_policy(plain: PreTrainedTokenizerFast) -> None:
 
 @pytest.mark.parametrize(
     ("max_tokens", "text", "cut"),
-    [(1, "<bos>", 5), (3, "<bos>He", 3), (6, "<bos>Hello", 0), (99, "<bos>Hello", 0)],
+    [(1, "<bos>", True), (3, "<bos>He", True), (6, "<bos>Hello", False), (99, "<bos>Hello", False)],
 )
-def test_max_tokens_cuts_the_end(max_tokens: int, text: str, cut: int, adding: PreTrainedTokenizerFast) -> None:
+def test_max_tokens_cuts_the_end(max_tokens: int, text: str, cut: bool, adding: PreTrainedTokenizerFast) -> None:
     encoded = encode(HELLO, adding, max_tokens=max_tokens)
     assert adding.decode(encoded.ids) == text
-    assert (encoded.n_cut, encoded.bos_added) == (cut, True)
+    assert (encoded.is_cut, encoded.bos_added) == (cut, True)
 
 
 def test_max_tokens_below_one(plain: PreTrainedTokenizerFast) -> None:
@@ -372,3 +377,97 @@ def test_a_long_prompt_prints_no_warning(
     plain.model_max_length = 4
     encode(HELLO, plain)
     assert capfd.readouterr() == ("", "")
+
+
+# --- long texts -------------------------------------------------------------------------------------------------
+
+
+def unigram_tokenizer() -> PreTrainedTokenizerFast:
+    """As sentencepiece's: the most probable split of the whole text, which is not cut at spaces first."""
+    pieces = ["<unk>", "▁", "a", "b", "é", "ab", "ba", "▁a", "aab", "bb▁", "ab▁ab"]
+    scores = [(piece, -float(len(pieces) - number)) for number, piece in enumerate(pieces)]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=0))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A word is one token, however long, or an unknown one."""
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2, "##a": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+TOKENIZERS = {
+    "demo": lambda: AutoTokenizer.from_pretrained(demo_directory() / "baseline"),
+    "bytes": byte_tokenizer,
+    "unigram": unigram_tokenizer,
+    "words": word_tokenizer,
+}
+
+
+@pytest.fixture(scope="module", params=list(TOKENIZERS))
+def any_tokenizer(request: pytest.FixtureRequest) -> Any:
+    return TOKENIZERS[request.param]()
+
+
+PIECES = st.sampled_from(["a", "ab", " ", "a b ", "é", "the ", "\n", "b" * 300, " " * 90, "ba" * 200, "<|begin|>"])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.lists(PIECES, min_size=1, max_size=60).map("".join), times=st.integers(1, 6), limit=st.integers(1, 9)
+)
+def test_a_text_that_is_cut_first_has_the_same_tokens(
+    any_tokenizer: Any, text: str, times: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "CHARACTERS_A_TOKEN", 3)
+    monkeypatch.setattr(prompts, "SPARE_TOKENS", 60)
+    text = text.strip() * times or "a"
+    whole = any_tokenizer(text)["input_ids"]
+    assume(whole)
+    encoded = encode(Prompt("x", text), any_tokenizer, max_tokens=limit)
+    assert encoded.ids == whole[:limit]
+    assert encoded.is_cut == (len(whole) > limit)
+
+
+def test_a_long_text_is_not_tokenised_to_its_end() -> None:
+    """Nor more often than once; and a model's positions bound it as --max-tokens does."""
+    tokenizer = byte_tokenizer()
+    seen: list[int] = []
+
+    class Counting:
+        bos_token_id = None
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            seen.append(len(text))
+            return tokenizer(text, **options)
+
+    long = Prompt("long", "ab " * 1_000_000)
+    assert encode(long, Counting(), max_tokens=10).ids == tokenizer("ab " * 10)["input_ids"][:10]
+    assert "has more than 50 tokens, but the model has 50 positions" in encode_error(
+        long, Counting(), max_positions=50
+    )
+    assert sum(seen) < 20_000
+    seen.clear()
+    encode(Prompt("short", "ab " * 1000), Counting())
+    assert [length for length in seen if length > prompts.BEGINNING] == [3000]
+
+
+def test_a_text_file_of_many_lines_may_be_one_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("gattn_viz").propagate = True  # the command line turns it off
+    caplog.set_level(logging.INFO)
+    read_prompts(write(tmp_path / "few.txt", "a line\n" * 199))
+    read_prompts(write(tmp_path / "many.jsonl", '{"text": "a line"}\n' * 300))
+    read_prompts(write(tmp_path / "one.txt", "a line\n" * 300), whole_file=True)
+    assert caplog.text == ""
+    read_prompts(write(tmp_path / "many.txt", "a line\n" * 200))
+    assert caplog.messages == [
+        f"prompts file '{tmp_path}/many.txt': 200 prompts, a line each; --whole-file takes the file as one"
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs file names that are bytes")
+def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
+    path = write(tmp_path / os.fsdecode(b"caf\xe9.txt"), "text")
+    assert read_prompts(path, whole_file=True) == [Prompt("caf\N{REPLACEMENT CHARACTER}", "text")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gattn_viz.cli import figure_output, messages, options
-from gattn_viz.cli.maps import file_names
+from gattn_viz.cli.file_names import file_stems
 from gattn_viz.cli.recording import Recorder
 from gattn_viz.cli.table_output import write_csv
 
@@ -127,11 +127,9 @@ def gate_maps(
         )
         return recorder.recipe(file, attention)
 
-    model_names = file_names([one.model for one in sets])
-    prompt_names = file_names([one.prompt for one in sets])
-    for one in sets:
-        suffix = f"_{prompt_names[one.prompt]}" if len(prompt_names) > 1 else ""
-        name = f"{prefix}_{model_names[one.model]}{suffix}"
+    several = len({one.prompt for one in sets}) > 1
+    stems = file_stems((prefix, one.model, *([one.prompt] if several else [])) for one in sets)
+    for one, name in zip(sets, stems, strict=True):
         metadata = {KEY: noted(one, kind, output_format).to_json()}  # type: ignore[arg-type]
         figure = draw(one, look=look, scale=colors)
         print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi, metadata=metadata))

@@ -12,10 +12,10 @@ from gattn_viz.cli.table_output import OutputFile, OutputFormat, TableOutput
 
 HELP = (
     "Gate statistics: how open each head's gate is, and what the attention output is before and after it.\n\n"
-    "Writes CSV, a row for each model, layer and head. In a terminal it shows a table per model instead, unless a "
-    "format is asked for. A model without a gate has empty columns; if no model has one, that is an error. With "
-    "--tokens it lists the tokens that open and shut each head's gate instead. The columns are explained in the "
-    "README."
+    "Writes CSV, a row for each model, layer and head. In a terminal it shows a table per model with a row for "
+    "each layer instead, or with --by model or --per-prompt those rows, unless a format is asked for. "
+    "A model without a gate has empty columns; if no model has one, that is an error. With --tokens it lists the "
+    "tokens that open and shut each head's gate instead. The columns are explained in the README."
 )
 EXAMPLE = "Example: gattn-viz gate-stats --model gate_headwise -o gates.csv"
 
@@ -89,6 +89,7 @@ def gate_stats(
     debug: options.Debug = False,
 ) -> None:
     _check_tokens(tokens, layers, heads, measures, per_prompt, ci, by)
+    options.check_bootstrap(ctx, ci)
     where = TableOutput(output, output_format)
     some_layers = None if layers == "all" else options.parse_numbers(layers, "all, or layers")
     some_heads = None if heads == "all" else options.parse_numbers(heads, "all, or heads")
@@ -138,18 +139,24 @@ def gate_stats(
                 progress=progress,
                 on_model=on_model,
             )
-        where.write(found, recorder, report=False)
+        where.write(found, recorder)
         return
 
     require_gate(models, run, [one.name for one in wanted.measures])
     with messages.progress(quiet) as progress:
         table, sums = measure(models, chosen_prompts, wanted, run, progress, on_model)
-    where.write(table, recorder)
-    if where.shows_report:
-        from gattn_viz.report import print_gate_report
 
-        columns = None if wanted.measures == GATE_MEASURES else [one.name for one in wanted.measures]
-        print_gate_report(tables.summarise(sums, "layer"), tables.summarise(sums, "model"), columns)
+    def report() -> None:
+        from gattn_viz.report import print_gate_report, print_rows, shows_layers
+
+        names = [one.name for one in wanted.measures]
+        if shows_layers(names, by, per_prompt):
+            columns = None if wanted.measures == GATE_MEASURES else names
+            print_gate_report(tables.summarise(sums, "layer"), tables.summarise(sums, "model"), columns)
+        else:
+            print_rows(table if per_prompt else tables.summarise(sums, "model"))
+
+    where.write(table, recorder, report)
 
 
 def _check_tokens(

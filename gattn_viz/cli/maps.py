@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gattn_viz.cli import messages, options
+from gattn_viz.cli.file_names import file_stems
 from gattn_viz.cli.recording import Recorder
 
 if TYPE_CHECKING:
@@ -203,21 +204,19 @@ def maps(
     by_prompt: dict[str, list[AttentionMaps]] = {}
     for one in sets:
         by_prompt.setdefault(one.prompt, []).append(one)
-    model_names = file_names([one.model for one in sets], reserved="grid")
-    prompt_names = file_names([*by_prompt])
+    stems = _file_stems(by_prompt)
     for prompt_id, of_prompt in by_prompt.items():
-        suffix = f"_{prompt_names[prompt_id]}" if len(by_prompt) > 1 else ""
         for one in of_prompt:
-            name = f"maps_{model_names[one.model]}{suffix}"
+            stem = output / stems[one.model, prompt_id]
             figure = draw_maps(one, look=look, scale=colors)
             metadata = _metadata([one], noted("maps", [one]))
-            print(save_figure(figure, output / f"{name}.{output_format}", dpi=dpi, metadata=metadata))
+            print(save_figure(figure, f"{stem}.{output_format}", dpi=dpi, metadata=metadata))
             if raw:
-                print(_save_raw(one, output / f"{name}.safetensors", noted("raw", [one])))
+                print(_save_raw(one, Path(f"{stem}.safetensors"), noted("raw", [one])))
         if len(of_prompt) > 1:
             figure = draw_grid(of_prompt, look=look, scale=colors)
             metadata = _metadata(of_prompt, noted("grid", of_prompt))
-            path = output / f"maps_grid{suffix}.{output_format}"
+            path = f"{output / stems[None, prompt_id]}.{output_format}"
             print(save_figure(figure, path, dpi=dpi, metadata=metadata))
 
 
@@ -301,18 +300,13 @@ def _summaries(sets: list[AttentionMaps], *, mean: bool) -> tuple[MapSummary, ..
     return tuple(found)
 
 
-def file_names(names: Iterable[str], reserved: str | None = None) -> dict[str, str]:
-    """Each name as part of a file's name: short, without odd characters, and no two alike."""
-    found: dict[str, str] = {}
-    taken = {reserved}
-    for name in dict.fromkeys(names):
-        short = re.sub(r"[^\w.-]+", "-", name).strip("-.").encode()[:60].decode(errors="ignore") or "unnamed"
-        unique, number = short, 2
-        while unique in taken:
-            unique, number = f"{short}-{number}", number + 1
-        taken.add(unique)
-        found[name] = unique
-    return found
+def _file_stems(by_prompt: Mapping[str, Sequence[AttentionMaps]]) -> dict[tuple[str | None, str], str]:
+    """What the file of each (model, prompt) is called, and that of each (None, prompt), the grid of its models."""
+    figures: list[tuple[str | None, str]] = [(None, prompt) for prompt in by_prompt]  # a grid keeps its name
+    figures += [(one.model, prompt) for prompt, sets in by_prompt.items() for one in sets]
+    several = len(by_prompt) > 1
+    stems = file_stems(("maps", model or "grid", *([prompt] if several else [])) for model, prompt in figures)
+    return dict(zip(figures, stems, strict=True))
 
 
 def _save_raw(one: AttentionMaps, path: Path, recipe: Recipe) -> Path:

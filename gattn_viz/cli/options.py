@@ -123,7 +123,13 @@ By = Annotated[
     Literal["head", "layer", "model"],
     typer.Option(help="What a row stands for: a head, the mean of a layer's heads, the mean of a model's layers."),
 ]
-PerPrompt = Annotated[bool, typer.Option("--per-prompt", help="A row for each prompt too.")]
+PerPrompt = Annotated[
+    bool,
+    typer.Option(
+        "--per-prompt",
+        help="A row for each prompt and head (layer, model), in place of the mean over prompts.",
+    ),
+]
 Ci = Annotated[
     float | None,
     typer.Option(
@@ -132,8 +138,8 @@ Ci = Annotated[
         show_default=False,
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap.")]
-Resamples = Annotated[int, typer.Option(min=1, help="Of the bootstrap.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap of --ci.")]
+Resamples = Annotated[int, typer.Option(min=1, max=1_000_000, help="Of the bootstrap of --ci.")]
 RecipePaths = Annotated[
     bool,
     typer.Option(
@@ -177,6 +183,17 @@ def chosen_prompts(texts: list[str] | None, file: str | None, whole_file: bool =
         return None
     from_file = read_prompts(file, whole_file=whole_file) if file is not None else []
     return prompts_from_text(texts or []) + from_file
+
+
+def check_bootstrap(ctx: typer.Context, ci: float | None) -> None:
+    """Raise typer.BadParameter if something is said about a bootstrap that is not asked for."""
+    for name in ("seed", "resamples"):
+        source = ctx.get_parameter_source(name)
+        if ci is None and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"--{name} is given without --ci, whose bootstrap it is of; expected both: add --ci .95, or leave "
+                "it out"
+            )
 
 
 def named_paths(texts: list[str] | None) -> dict[str, str]:

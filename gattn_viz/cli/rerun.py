@@ -153,6 +153,8 @@ def _options(old: Recipe, given: Given) -> dict[str, Any]:
     dtypes = {model.dtype for model in old.models}
     if len(dtypes) == 1:
         [found["dtype"]] = dtypes
+    if found.get("ci") is None:  # there is no bootstrap for them
+        found["seed"] = found["resamples"] = None
     found["prompts"] = _prompts_file(old, given)
     if str(found.get("font")).lower().endswith(FONT_FILES):
         found["font"] = None  # no number depends on it

@@ -12,8 +12,10 @@ from gattn_viz.cli.table_output import OutputFile, OutputFormat, TableOutput
 
 HELP = (
     "Attention-sink statistics: how much attention the first token takes, layer by layer, head by head.\n\n"
-    "Writes CSV, a row for each model, layer and head. In a terminal it shows a table per model instead, unless a "
-    "format is asked for. The columns are explained in the README."
+    "Writes CSV, a row for each model, layer and head. In a terminal it shows a table per model with a row for "
+    "each layer instead, or with --by model or --per-prompt those rows, unless a format is asked for. "
+    "The columns are explained in "
+    "the README."
 )
 EXAMPLE = "Example: gattn-viz sink-stats -o sinks.csv"
 
@@ -68,6 +70,7 @@ def sink_stats(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
+    options.check_bootstrap(ctx, ci)
     where = TableOutput(output, output_format)
 
     from gattn_viz import tables
@@ -108,9 +111,14 @@ def sink_stats(
             recorder.on_model if where.is_file else None,
         )
 
-    where.write(table, recorder)
-    if where.shows_report:
-        from gattn_viz.report import print_sink_report
+    def report() -> None:
+        from gattn_viz.report import print_rows, print_sink_report, shows_layers
 
-        columns = None if wanted.measures == SINK_MEASURES else [measure.name for measure in wanted.measures]
-        print_sink_report(tables.summarise(sums, "layer"), tables.summarise(sums, "model"), columns)
+        names = [measure.name for measure in wanted.measures]
+        if shows_layers(names, by, per_prompt):
+            columns = None if wanted.measures == SINK_MEASURES else names
+            print_sink_report(tables.summarise(sums, "layer"), tables.summarise(sums, "model"), columns)
+        else:
+            print_rows(table if per_prompt else tables.summarise(sums, "model"))
+
+    where.write(table, recorder, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -67,12 +68,14 @@ class TableOutput:
         in_terminal = sys.stdout is not None and sys.stdout.isatty()
         return in_terminal and self._file is None and self._asked is None
 
-    def write(self, table: pd.DataFrame, recorder: Recorder, report: bool = True) -> None:
-        """Write the table to the file, with its recipe, or to stdout; on a terminal a `report` takes its place."""
+    def write(self, table: pd.DataFrame, recorder: Recorder, report: Callable[[], None] | None = None) -> None:
+        """Write the table to the file, with its recipe, or to stdout; for a person `report` is called instead."""
         if self._file is not None:
             _write_file(table, self._file, self._format, recorder)
             messages.log.info("wrote %s: %d rows", self._file, len(table))
-        elif not (report and self.shows_report):
+        elif report is not None and self.shows_report:
+            report()
+        else:
             _write_stdout(table, self._format)
 
 
@@ -89,9 +92,7 @@ def _output_format(output: Path | None, asked: Format | None) -> Format:
         raise typer.BadParameter(f"--output {output}: expected .csv, .json or .parquet, or --format beside it")
     chosen = asked or by_suffix[suffix]
     if chosen == "parquet" and find_spec("pyarrow") is None:
-        raise GattnVizError(
-            "parquet needs pyarrow, which is not installed; install it with: pip install 'gattn-viz[parquet]'"
-        )
+        raise GattnVizError("parquet needs pyarrow, which is not installed; install it with: pip install pyarrow")
     return chosen
 
 

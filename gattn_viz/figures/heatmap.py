@@ -71,9 +71,14 @@ def draw_map(
     if title:
         families, (text,) = fit_fonts([title], font)
         ax.set_title(text, parse_math=False, fontfamily=families)
+    if panel.keys.size > 1:  # away from its ticks, a sink in the first, thin column does not pass for the axis
+        ax.spines["left"].set_position(("outward", 3))
     wide, high = box.width / (right - left), box.height / (bottom - top)
-    label_axis(ax, "x", panel.keys if show_keys else None, panel.keep, font, wide, "key")
-    label_axis(ax, "y", panel.queries if show_queries else None, panel.keep, font, high, "query")
+    gap = 0.0
+    if (panel.keys.starts, panel.keys.last) == (panel.queries.starts, panel.queries.last):  # the same ticks
+        gap = max(_number_gap(ax, "x", panel.keys, wide), _number_gap(ax, "y", panel.queries, high))
+    label_axis(ax, "x", panel.keys if show_keys else None, panel.keep, font, wide, "key", gap)
+    label_axis(ax, "y", panel.queries if show_queries else None, panel.keep, font, high, "query", gap)
     return image
 
 
@@ -125,6 +130,19 @@ def _outline(ax: Axes, panel: Panel) -> None:
     )
 
 
+def _tick_size(ax: Axes, which: Literal["x", "y"]) -> float:
+    """Of the labels, in points."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    return float(axis.get_major_ticks(1)[0].label1.get_fontsize())
+
+
+def _number_gap(ax: Axes, which: Literal["x", "y"], shown: Positions, cell: float) -> float:
+    """How many positions apart numbers must be on an axis that has `cell` inches for each."""
+    # They lie side by side on the x axis: a digit is some .65 of its height wide, with two for air.
+    line = (len(str(shown.last)) + 2) * 0.65 if which == "x" else 2 * _LINE
+    return _tick_size(ax, which) * line / 72 / cell
+
+
 def label_axis(
     ax: Axes,
     which: Literal["x", "y"],
@@ -133,20 +151,21 @@ def label_axis(
     font: str | None,
     cell: float,
     name: str,
+    gap: float = 0.0,
 ) -> None:
     """Ticks and name of an axis that has `cell` inches for each position; `shown` of None leaves it bare.
 
-    See `draw_map` for which positions get a label; `keep` are those that always do.
+    See `draw_map` for which positions get a label; `keep` are those that always do. Numbers are at least `gap`
+    apart.
     """
     axis = ax.xaxis if which == "x" else ax.yaxis
     if shown is None:
         axis.set_ticks([])
         return
-    points = float(axis.get_major_ticks(1)[0].label1.get_fontsize())
+    points = _tick_size(ax, which)
     if shown.size > 1 or not shown.labels:
-        # Numbers lie side by side on the x axis: a digit is some .65 of its height wide, with two for air.
-        line = (len(str(shown.last)) + 2) * 0.65 if which == "x" else 2 * _LINE
-        axis.set_ticks(round_positions(shown.first, shown.last, points * line / 72 / cell))
+        gap = max(gap, _number_gap(ax, which, shown, cell))
+        axis.set_ticks(round_positions(shown.first, shown.last, gap))
         axis.set_major_formatter("{x:.0f}")
         axis.set_label_text(f"{name} position")
         return

@@ -25,6 +25,9 @@ from gattn_viz.files import replacing
 
 FORMATS = ("png", "pdf", "svg")
 
+# Of a PNG. Pillow refuses to open one of 179 million, as a guard against decompression bombs.
+MOST_PIXELS = 150_000_000
+
 # PNG has free keys; PDF and SVG have fixed ones, and these two are the ones meant for such text.
 _PNG_KEY = "gattn-viz"
 _PDF_KEY = "Keywords"
@@ -52,6 +55,12 @@ def save_figure(
     """
     target = Path(path)
     kind = _format(target)
+    width, height = (round(inches * dpi) for inches in figure.get_size_inches())
+    if kind == "png" and width * height > MOST_PIXELS:
+        raise GattnVizError(
+            f"cannot write {target}: it would have {width:,} x {height:,} pixels; expected {MOST_PIXELS:,} in all "
+            "at most: lower the dpi, draw fewer or smaller maps in one figure, or write a PDF"
+        )
     note = json.dumps(dict(metadata)) if metadata else None  # ASCII, which every format takes as it is
     outlines = _outlines_where_needed(figure) if kind == "pdf" else nullcontext()
     try:

@@ -29,6 +29,7 @@ def text_width(text: str, size: float, families: Sequence[str]) -> float:
 def wrap_text(text: str, width: float, size: float, families: Sequence[str], lines: int | None = None) -> str:
     """`text` broken into lines of at most `width` inches, at spaces and after ``/ _ - :``.
 
+    Between phrases, that is after ``, ; .``, where that leaves a line at least half as long as it could be.
     A piece that is wider than a line is shortened in the middle; with `lines`, so is what does not fit in that
     many. Line breaks that are there stay.
     """
@@ -50,8 +51,10 @@ def wrap_text(text: str, width: float, size: float, families: Sequence[str], lin
         line = ""
         for piece in re.findall(r"[^ /_\-:]*[/_\-:] *|[^ /_\-:]+ *| +", paragraph):
             if line and not fits(line + piece):
-                done.append(line)
-                line = ""
+                end = max(line.rfind(mark) for mark in (", ", "; ", ". ")) + 2
+                end = end if end >= len(line) / 2 else len(line)
+                done.append(line[:end])
+                line = line[end:]
             line += piece
         done.append(line)
     if lines is not None and len(done) > lines:

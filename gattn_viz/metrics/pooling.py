@@ -7,8 +7,9 @@ ceil(n / max_cells) of them; the last may be shorter. What is held is rows x col
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
@@ -47,16 +48,19 @@ class MapView:
 
     def __post_init__(self) -> None:
         for name, span in (("queries", self.queries), ("keys", self.keys)):
-            if span is not None and not 1 <= span[0] <= (span[0] if span[1] is None else span[1]):
-                raise GattnVizError(f"{name} are {span}; expected a first and a last position, from 1")
+            if span is not None and not _is_span(span):
+                raise GattnVizError(
+                    f"{name} are {span!r}; expected a first and a last position, from 1, such as (100, 200), or "
+                    "(100, None) up to the end"
+                )
         last_query = None if self.queries is None else self.queries[1]
         if last_query is not None and self.keys is not None and self.keys[0] > last_query:
             raise GattnVizError(
                 f"the keys from {self.keys[0]} on come after the queries up to {last_query}: every cell would be "
                 f"blank; expected keys from {last_query} or before"
             )
-        if self.max_cells is not None and self.max_cells < 1:
-            raise GattnVizError(f"max_cells is {self.max_cells}; expected 1 or more")
+        if self.max_cells is not None and not (isinstance(self.max_cells, Integral) and self.max_cells >= 1):
+            raise GattnVizError(f"max_cells is {self.max_cells!r}; expected a whole number, 1 or more")
         if self.pool not in get_args(Pool):
             raise GattnVizError(f"pool is {self.pool!r}; expected {' or '.join(get_args(Pool))}")
 
@@ -78,6 +82,15 @@ class MapView:
             raise GattnVizError(f"no {name} {asked}: {prompt} has T = {tokens}; expected positions 1 to {tokens}")
         last = last or tokens
         return Buckets(first, last, -(-(last - first + 1) // (self.max_cells or tokens)))
+
+
+def _is_span(span: object) -> bool:
+    """Whether it is two positions, from 1, in order; the last may be None."""
+    if not isinstance(span, Sequence) or isinstance(span, str) or len(span) != 2:
+        return False
+    first, last = span
+    last = first if last is None else last
+    return isinstance(first, Integral) and isinstance(last, Integral) and 1 <= int(first) <= int(last)
 
 
 @dataclass(frozen=True)

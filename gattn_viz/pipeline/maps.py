@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from gattn_viz.models.checkpoint_config import load_config
 from gattn_viz.models.configuration import GatedQwen3Config
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models
-from gattn_viz.prompts import Prompt, default_prompts
+from gattn_viz.prompts import EncodedPrompt, Prompt, default_prompts
 from gattn_viz.tokens import token_labels
 
 
@@ -97,6 +98,8 @@ def attention_maps(
         GattnVizError: a model or prompt that cannot be used; a layer, head or position that is not there; a model
             without the gate, or whose output projection is not known, that the weight needs.
     """
+    _check_numbers("layers", layers, "all")
+    _check_numbers("heads", heads, "mean or all")
     if prompts is None:
         prompts = default_prompts()[:1]
     if weight == "gate":
@@ -115,6 +118,8 @@ def attention_maps(
         )
         check_request(model, request, label)
         # all of them before the first is run
+        for prompt in encoded:
+            _check_keys_left(prompt, view)
         of_prompts = [view.cells(len(prompt.ids), f"prompt {prompt.prompt.id!r}") for prompt in encoded]
         for done, (prompt, cells) in enumerate(zip(encoded, of_prompts, strict=True), start=1):
             [captured] = capture(model, [prompt.ids], request, chunk=run.chunk)
@@ -165,6 +170,25 @@ def _require_gates(models: Sequence[str], run: Run) -> None:
 
 def _gate(config: object) -> str | None:
     return config.gate if isinstance(config, GatedQwen3Config) else None
+
+
+def _check_numbers(name: str, asked: object, words: str) -> None:
+    """Raise unless `asked` is None, one of `words`, or some whole numbers."""
+    if asked is None or (isinstance(asked, str) and asked in words.split(" or ")):
+        return
+    numbers = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else []
+    if not numbers or not all(isinstance(number, Integral) for number in numbers):
+        raise GattnVizError(f"{name} are {asked!r}; expected {words}, or a list of one or more numbers from 1")
+
+
+def _check_keys_left(prompt: EncodedPrompt, view: MapView) -> None:
+    """Say of a prompt of one token what `MapView` cannot know: that its only key was left out on purpose."""
+    if len(prompt.ids) == 1 and view.keys == (2, None):
+        longer = "a larger --max-tokens" if prompt.is_cut else "a longer prompt"
+        raise GattnVizError(
+            f"prompt {prompt.prompt.id!r} has one token, and the first key is left out: nothing remains to show; "
+            f"expected at least 2 tokens: use {longer}, or leave out --drop-first"
+        )
 
 
 def choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,9 @@ log = logging.getLogger("gattn_viz")
 
 # Above it the bundled demo is so far from what it was trained on that it must be said.
 DEMO_TOKENS = 512
+
+# From more prompts on, what is true of each is said once.
+MOST_WARNINGS = 3
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, steps done, and steps in all."""
@@ -58,10 +62,15 @@ class Run:
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise GattnVizError(f"batch size is {self.batch_size}; expected 1 or more")
-        if self.chunk is not None and self.chunk < 1:
-            raise GattnVizError(f"chunk is {self.chunk} tokens; expected 1 or more")
+        counts = {"batch_size": self.batch_size, "max_tokens": self.max_tokens, "chunk": self.chunk}
+        for name, count in counts.items():
+            if count is None and name != "batch_size":
+                continue
+            if not isinstance(count, Integral) or count < 1:
+                raise GattnVizError(f"{name} is {count!r}; expected a whole number, 1 or more")
+        for name in ("checkpoints", "dtype", "device"):
+            if not isinstance(value := getattr(self, name), str):
+                raise GattnVizError(f"{name} is {value!r}; expected a text, such as {getattr(Run, name)!r}")
 
 
 def each_model(
@@ -105,14 +114,7 @@ def each_model(
                     f"the tokenizer of {label} gives token {max(prompt.ids)}, but the model has {rows} "
                     "embeddings; expected the model's own tokenizer: put it beside config.json"
                 )
-            if prompt.n_cut:
-                log.warning(
-                    "%s: prompt %r cut to %d tokens, %d left out",
-                    label,
-                    prompt.prompt.id,
-                    len(prompt.ids),
-                    prompt.n_cut,
-                )
+        _say_what_is_cut(label, encoded)
         longest = max(len(prompt.ids) for prompt in encoded)
         if source.is_bundled and longest > DEMO_TOKENS:
             log.warning(
@@ -126,11 +128,23 @@ def each_model(
         del loaded  # as the caller does
 
 
+def _say_what_is_cut(label: str, encoded: Sequence[EncodedPrompt]) -> None:
+    cut = [prompt for prompt in encoded if prompt.is_cut]
+    if len(cut) > MOST_WARNINGS:
+        log.warning("%s: %d of %d prompts cut to %d tokens", label, len(cut), len(encoded), len(cut[0].ids))
+        return
+    for prompt in cut:
+        log.warning("%s: prompt %r cut to %d tokens", label, prompt.prompt.id, len(prompt.ids))
+
+
 def find_models(models: Sequence[str], run: Run) -> dict[str, ModelSource]:
     """The checkpoint of each model, by a label of its own."""
+    models = [models] if isinstance(models, str) else list(models)
     if not models:
         raise GattnVizError("no model was given; expected at least one")
-    models = [models] if isinstance(models, str) else list(models)
+    for name in models:
+        if not isinstance(name, str):
+            raise GattnVizError(f"a model is {name!r}; expected its name, a directory or a Hub id as a text")
     if len(set(models)) < len(models):
         raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
     sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]

@@ -131,7 +131,7 @@ def measure(
     """The table that is wanted, and the sums over all prompts of each model, from which others can be made."""
     results: list[_Measured] = []
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
-        _check_long_enough(encoded, wanted.options)
+        _check_long_enough(encoded, wanted)
         if wanted.bootstrap is not None and not results:
             _warn_of_few(len(encoded))
         results.append(_measure_model(label, loaded, encoded, wanted, run, progress))
@@ -249,11 +249,14 @@ def _warn_of_few(prompts: int) -> None:
         )
 
 
-def _check_long_enough(encoded: Sequence[EncodedPrompt], options: SomeOptions) -> None:
+def _check_long_enough(encoded: Sequence[EncodedPrompt], wanted: Wanted) -> None:
     """Without its first row a one-token prompt has no query left to take a mean over."""
+    by_queries = [measure.name for measure in wanted.measures if measure.combine == "queries"]
     for prompt in encoded:
-        if options.queries(len(prompt.ids)) < 1:
+        if by_queries and wanted.options.queries(len(prompt.ids)) < 1:
+            longer = "a larger --max-tokens" if prompt.is_cut else "a longer prompt"
             raise GattnVizError(
-                f"prompt {prompt.prompt.id!r} has one token, and the first query is left out: no query remains; "
-                "expected at least 2 tokens: use a longer prompt or --first-row include"
+                f"prompt {prompt.prompt.id!r} has one token, and the first query is left out: no query remains "
+                f"for {' and '.join(by_queries)}; expected at least 2 tokens: use {longer}, --first-row "
+                "include, or other --measures"
             )

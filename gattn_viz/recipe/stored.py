@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gattn_viz.errors import GattnVizError, first_line
-from gattn_viz.files import replacing
+from gattn_viz.files import is_stream, replacing
 from gattn_viz.recipe.content import KEY, Recipe
 
 log = logging.getLogger("gattn_viz")
@@ -34,7 +34,7 @@ def sidecar(path: str | os.PathLike[str]) -> Path:
 
 def write_sidecar(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     """Write the recipe beside `path`, which has just been written; nothing beside a pipe or a device."""
-    if not Path(path).is_file():
+    if is_stream(path):
         return
     recipe = replace(recipe, file=replace(recipe.file, sha256=file_sha256(path)))
     with replacing(sidecar(path)) as temporary:
@@ -117,7 +117,7 @@ def _of_parquet(path: Path) -> str | None:
     if find_spec("pyarrow") is None:
         raise GattnVizError(
             f"{path.name} is Parquet, which needs pyarrow, and that is not installed; install it with: pip "
-            "install 'gattn-viz[parquet]'"
+            "install pyarrow"
         )
     from pyarrow import ArrowException, parquet
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,5 +43,33 @@ def cli(
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         out, err = capsys.readouterr()
         return Done(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def terminal(tiny_trio: Path, tmp_path: Path) -> Cli:
+    """As `cli`, in a process of its own whose stdout is a terminal of 120 columns."""
+    pty = pytest.importorskip("pty", reason="needs pseudo-terminals")
+
+    def run(*arguments: str) -> Done:
+        ours, its = pty.openpty()
+        environment = {**os.environ, "GATTN_VIZ_CHECKPOINTS": str(tiny_trio), "COLUMNS": "120", "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "gattn_viz", *arguments]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=its, stderr=pipe, cwd=tmp_path, env=environment, text=True)
+        os.close(its)
+        out = b""
+        while True:
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # Linux's way to say that the other end is closed
+                break
+            if not part:
+                break
+            out += part
+        os.close(ours)
+        _, err = process.communicate()
+        return Done(process.returncode, out.decode().replace("\r\n", "\n"), err)
 
     return run

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from gattn_viz.cli.app import COMMANDS
 from tests.cli.conftest import Cli
@@ -76,7 +78,17 @@ BAD = [
     (["maps", "-p", "the " * 200], 1, "the model has 64 positions"),
     (["maps", "--font", "No Such Font"], 1, "No Such Font"),
     (["maps", "--checkpoints", "nowhere"], 1, "nowhere"),
-    (["sink-stats", "-p", "the", "--max-tokens", "1"], 1, "--first-row include"),
+    (["sink-stats", "-p", "the", "--max-tokens", "1"], 1, "use a larger --max-tokens, --first-row include,"),
+    (
+        ["maps", "-p", "the", "--max-tokens", "1", "--drop-first"],
+        1,
+        "--max-tokens, or leave out --drop-first",
+    ),
+    (["sink-stats", "--seed", "0"], 2, "--seed is given without --ci"),
+    (["sink-stats", "--resamples", "10"], 2, "--resamples is given without --ci"),
+    (["gate-stats", "--seed", "3"], 2, "--seed is given without --ci"),
+    (["sink-stats", "--ci", ".9", "--resamples", "1000001"], 2, "less than or equal to 1000000"),
+    (["maps", "--dpi", "2400", "--layers", "1,2,3"], 1, "pixels; expected 150,000,000 in all at most"),
     (["sink-stats", "--prompts", "missing.jsonl"], 1, "missing.jsonl"),
     (["sink-stats", "-m", "org/name", "-p", "the cat"], 1, "org/name"),
     (["sink-stats", "--checkpoints", "official", "-p", "the cat"], 1, "QwQZh/gated_attention"),
@@ -99,7 +111,7 @@ def test_bad_input(cli: Cli, arguments: list[str], code: int, expected: str) -> 
         arguments = [*arguments, "-p", "the cat sat"]
     done = cli(*arguments)
     assert done.code == code
-    assert expected in " ".join(done.err.split())
+    assert expected in " ".join(done.err.replace("│", " ").split())
     assert "Traceback" not in done.err
     if code == 1:
         said = (" -> ", " attention: ", "warning: ")  # before it failed
@@ -157,10 +169,9 @@ def test_an_unexpected_error_is_one_line_too(cli: Cli, monkeypatch: pytest.Monke
 
 def test_a_reader_that_leaves(tiny_trio: Path) -> None:
     """`gattn-viz sink-stats | head -0` ends without a traceback."""
-    command = f"{sys.executable} -m gattn_viz sink-stats -q -p 'the cat' | head -c 0"
-    environment = {**os.environ, "GATTN_VIZ_CHECKPOINTS": str(tiny_trio)}
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)
-    assert done.stderr == ""
+    command = f"{sys.executable} -m gattn_viz sink-stats -q -m baseline -p 'the cat' | head -c 0"
+    for unbuffered in ("", "1"):
+        assert shell(command, tiny_trio, unbuffered).stderr == ""
 
 
 def test_no_display_and_no_colour(tiny_trio: Path, tmp_path: Path) -> None:
@@ -175,10 +186,123 @@ def test_no_display_and_no_colour(tiny_trio: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk(tiny_trio: Path) -> None:
-    command = f"{sys.executable} -m gattn_viz sink-stats -q -m baseline -p 'the cat' > /dev/full"
-    environment = {**os.environ, "GATTN_VIZ_CHECKPOINTS": str(tiny_trio)}
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [("sink-stats -q -m baseline -p 'the cat'", "1"), ("maps --help", "")]
+)
+def test_a_full_disk(tiny_trio: Path, arguments: str, unbuffered: str) -> None:
+    done = shell(f"{sys.executable} -m gattn_viz {arguments} > /dev/full", tiny_trio, unbuffered)
     assert done.returncode == 1
-    assert done.stderr.startswith("gattn-viz: error: ")
-    assert "No space left" in done.stderr.splitlines()[0]
+    [error] = done.stderr.splitlines()
+    assert error.startswith("gattn-viz: error: ")
+    assert "No space left" in error
+
+
+def test_a_write_that_takes_less_than_all(tiny_trio: Path, tmp_path: Path) -> None:
+    """An unbuffered stdout may do so; here it writes to a file that is limited to 1,000 bytes."""
+    command = f"ulimit -f 1; {sys.executable} -m gattn_viz sink-stats -q -p 'the cat sat' > {tmp_path}/out.csv"
+    done = shell(command, tiny_trio, "1", executable="bash")  # its unit is 1,024 bytes
+    assert (tmp_path / "out.csv").stat().st_size == 1024
+    assert done.returncode == 1
+    [error] = done.stderr.splitlines()
+    assert "File too large" in error
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
+@pytest.mark.parametrize("place", ["/dev/stdout | cat", ">(cat) | cat", "/dev/stdout >> old.csv; cat old.csv"])
+def test_output_to_a_stream(tiny_trio: Path, tmp_path: Path, place: str) -> None:
+    """Written to, not replaced by a new file, and without a recipe beside it."""
+    (tmp_path / "old.csv").touch()
+    command = f"{sys.executable} -m gattn_viz sink-stats -q -m baseline --by model -p 'the cat'"
+    expected = shell(command, tiny_trio).stdout
+    assert expected
+    done = shell(f"cd {tmp_path}; {command} -o {place}", tiny_trio, executable="bash")
+    assert (done.stdout, done.stderr) == (expected, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["old.csv"]
+
+
+def shell(
+    command: str, checkpoints: Path, unbuffered: str = "", executable: str = "sh"
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GATTN_VIZ_CHECKPOINTS": str(checkpoints), "PYTHONUNBUFFERED": unbuffered}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [executable, "-c", command], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs Unix signals")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_a_signal_leaves_no_temporary_file(tmp_path: Path, name: str, code: int) -> None:
+    """The command is one that writes a file and is stopped half-way."""
+    program = (
+        "import os, signal, time\n"
+        "from gattn_viz import __main__ as start\n"
+        "from gattn_viz.cli import app\n"
+        "from gattn_viz.files import replacing\n"
+        "def stopped(**_):\n"
+        "    with replacing('table.csv'):\n"
+        f"        os.kill(os.getpid(), signal.{name})\n"
+        "        time.sleep(20)\n"
+        "app.app = stopped\n"
+        "start.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs Unix signals")
+def test_nohup(tmp_path: Path) -> None:
+    program = (
+        "import signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from gattn_viz.__main__ import _exit_on_signals\n"
+        "_exit_on_signals()\n"
+        "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_control_c_while_importing(tmp_path: Path) -> None:
+    """It ends the program, without a traceback, even when what is imported catches everything."""
+    (tmp_path / "typer.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    import time\n    time.sleep(20)\n"
+        "except BaseException:\n    pass\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "gattn_viz", "--version"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": path}, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGINT
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 8.00 TiB for an array"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+    ],
+)
+def test_out_of_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("gattn_viz.pipeline.stats.measure", broken)
+    monkeypatch.setattr("gattn_viz.pipeline.attention_maps", broken)
+    for arguments, advice in (
+        (["sink-stats"], "lower --batch-size, --max-tokens or --chunk, ask for fewer --measures"),
+        (["sink-stats", "--ci", ".9"], "lower --resamples, --batch-size"),
+        (["maps"], "lower --max-cells, --max-tokens, --chunk or --dpi, ask for fewer --layers or --heads"),
+    ):
+        done = cli(*arguments)
+        assert done.code == 1
+        [line] = done.err.splitlines()
+        assert line.startswith(f"gattn-viz: error: not enough memory ({str(error)[:30]}")
+        assert advice in line
+        assert line.endswith("or load the model with --dtype bfloat16")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
-from gattn_viz import Run, attention_maps
+from gattn_viz import Run, attention_maps, read_recipe
 from gattn_viz.figures.save import read_metadata
 from gattn_viz.metrics.pooling import MapView
 from gattn_viz.metrics.weights import Weight
@@ -239,3 +240,36 @@ def test_no_figure_overwrites_another(cli: Cli, tiny_trio: Path, tmp_path: Path)
     written = done.out.split()
     assert len(written) == len(set(written)) == 4 * (3 + 1)
     assert len(list((tmp_path / "figs").iterdir())) == 16
+
+
+def test_no_figure_overwrites_another_whose_whole_name_is_alike(cli: Cli, tiny_trio: Path, tmp_path: Path) -> None:
+    """Model `m` on prompt `a_b` and model `m_a` on `b`; names that differ by case; a prompt that ends in -2."""
+    for name in ("m", "m_a", "M"):
+        (tmp_path / name).symlink_to(tiny_trio / "baseline")
+    lines = "\n".join(f'{{"id": "{name}", "text": "the cat"}}' for name in ("a_b", "b", "b-2"))
+    (tmp_path / "p.jsonl").write_text(lines)
+    models = ("-m", "./m", "-m", "./m_a", "-m", "./M")
+    done = cli("maps", *models, "--layers", "1", "--prompts", "p.jsonl", *FAST)
+    assert done.code == 0, done.err
+    written = done.out.split()
+    assert len({path.casefold() for path in written}) == len(written) == 3 * (3 + 1)
+    assert len(list((tmp_path / "figs").iterdir())) == 12
+    # each is the map of whose name its own recipe says
+    labels = set()
+    for path in written:
+        recipe = read_recipe(path)
+        labels.add((*recipe.file.models, recipe.file.prompt))
+    assert len(labels) == 12
+
+
+def test_a_prompts_file_whose_name_is_no_utf8(cli: Cli, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_text("the cat")
+    arguments = ("-m", "baseline", "--prompts", name, "--whole-file")
+    done = cli("maps", *arguments, "--layers", "1", "--raw", *FAST)
+    assert done.code == 0, done.err
+    assert read_recipe(tmp_path / "figs" / "maps_baseline.png").prompts.ids == ("caf\N{REPLACEMENT CHARACTER}",)
+    done = cli("sink-stats", *arguments, "--per-prompt", "--by", "model", "-o", "table.csv")
+    assert done.code == 0, done.err
+    assert "caf\N{REPLACEMENT CHARACTER}" in (tmp_path / "table.csv").read_text()
+    assert cli("recipe", "table.csv").code == 0

@@ -96,7 +96,7 @@ def test_a_terminal_gets_tables(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert done.code == 0
     for text in ("baseline", "gate_elementwise", "first-token mass", "uniform null", "first query left out"):
         assert text in done.out
-    named = cli("sink-stats", *PROMPT, "--measures", "row_max", "--per-prompt").out
+    named = cli("sink-stats", *PROMPT, "--measures", "row_max").out
     assert "row max" in named
     assert "first-token mass" not in named
     # a format that is asked for is what comes, terminal or not
@@ -210,6 +210,16 @@ def test_parquet_without_its_library(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     done = cli("sink-stats", *PROMPT, "-o", "t.parquet")
     assert done.code == 1
     assert done.err == (
-        "gattn-viz: error: parquet needs pyarrow, which is not installed; install it with: "
-        "pip install 'gattn-viz[parquet]'\n"
+        "gattn-viz: error: parquet needs pyarrow, which is not installed; install it with: pip install pyarrow\n"
     )
+
+
+def test_one_token_has_values_that_do_not_leave_out_the_first_query(cli: Cli) -> None:
+    one = ("-m", "baseline", "-p", "the", "--bos", "never")
+    some = table(cli("sink-stats", *one, "--measures", "sink_rate,row_max", "--by", "model").out)
+    assert some[["sink_rate", "row_max", "tokens"]].to_numpy().tolist() == [[1, 1, 1]]
+    for name in ("first_token_mass", "uniform_null"):
+        done = cli("sink-stats", *one, "--measures", f"sink_rate,{name}")
+        assert done.code == 1
+        assert f"no query remains for {name}" in done.err
+        assert "a longer prompt" in done.err

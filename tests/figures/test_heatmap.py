@@ -112,6 +112,15 @@ def test_a_part_has_the_tokens_of_its_own_rows_and_columns() -> None:
     ]
 
 
+def test_pooled_axes_of_the_same_positions_have_the_same_ticks() -> None:
+    both = Positions(1, 2000, 400)
+    ax = axes(2.0)
+    draw_map(ax, Panel(np.ones((5, 5)), both, both), norm=NORM)
+    assert ax.get_xticks().tolist() == ax.get_yticks().tolist() == [1, 1000, 2000]  # alone, y has 500
+    # and those of the rows stand off, or a dark first column would look like the axis
+    assert ax.spines["left"].get_position() == ("outward", 3)
+
+
 def test_pooled_axes_have_round_positions() -> None:
     """Ten queries from 991 in buckets of three, and 2,000 keys in buckets of 400."""
     ax = axes(4.0)

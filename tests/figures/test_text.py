@@ -29,6 +29,14 @@ def test_nothing_is_lost_where_there_is_room() -> None:
     assert wrap_text("mean over 4 heads, T = 16", 1.5, 8, SANS) == "mean over 4 heads,\nT = 16"
 
 
+def test_lines_end_where_phrases_do() -> None:
+    text = "baseline: attention, layer 21 of 28, T = 700, queries 601-700, max over 2 x 14 cells"
+    assert wrap_text(text, 4.6, 8, SANS).split("\n") == [
+        "baseline: attention, layer 21 of 28, T = 700, queries 601-700,",
+        "max over 2 x 14 cells",
+    ]
+
+
 def test_long_names_are_shortened_in_the_middle() -> None:
     shown = wrap_text(LONG, 1.5, 8, SANS, 1)
     assert shown.startswith("/home/")
