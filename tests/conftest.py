@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.pop("GATTN_VIZ_CHECKPOINTS", None)
@@ -23,6 +25,17 @@ GATES = {
     "gate_headwise": {"headwise_attn_output_gate": True},
     "gate_elementwise": {"elementwise_attn_output_gate": True},
 }
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """The command line sets the package's logger up, and `-q` makes it silent: not for the next test."""
+    log = logging.getLogger("gattn_viz")
+    handlers, level, propagate = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers[:], log.propagate = handlers, propagate
+    log.setLevel(level)
+
 
 TEXT = "the cat sat on the mat and the dog sat on the log while the rain fell on the roof of the house\n" * 20
 

@@ -193,11 +193,10 @@ def _check_keys_left(prompt: EncodedPrompt, view: MapView) -> None:
 
 def choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:
     """Those asked for; `all`; by default the first, those at a quarter and three quarters, and the last."""
-    if layers == "all":
-        return tuple(range(1, n_layers + 1))
     if layers is None:
         return tuple(sorted({1, max(1, n_layers // 4), max(1, 3 * n_layers // 4), n_layers}))
-    assert not isinstance(layers, str)
+    if isinstance(layers, str):  # "all"
+        return tuple(range(1, n_layers + 1))
     return tuple(layers)
 
 

@@ -236,6 +236,9 @@ def test_a_signal_leaves_no_temporary_file(tmp_path: Path, name: str, code: int)
     """The command is one that writes a file and is stopped half-way."""
     program = (
         "import os, signal, time\n"
+        "for number in (signal.SIGHUP, signal.SIGTERM):\n"
+        "    signal.signal(number, signal.SIG_DFL)\n"  # whatever the tests themselves were started with
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from gattn_viz import __main__ as start\n"
         "from gattn_viz.cli import app\n"
         "from gattn_viz.files import replacing\n"

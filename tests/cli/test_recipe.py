@@ -163,12 +163,25 @@ def test_nothing_lies_beside_a_device(cli: Cli, tmp_path: Path) -> None:
 
 def test_what_is_in_effect_and_what_was_given(cli: Cli, tiny_trio: Path) -> None:
     """The directory of GATTN_VIZ_CHECKPOINTS counts as given; --first-row exclude, the default, does not."""
-    arguments = ("--first-row", "exclude", "--seed", "3", "--max-tokens", "5", "--bos", "never", "--chunk", "4")
+    arguments = (
+        "--first-row",
+        "exclude",
+        "--ci",
+        ".9",
+        "--seed",
+        "3",
+        "--max-tokens",
+        "5",
+        "--bos",
+        "never",
+        "--chunk",
+        "4",
+    )
     ok(cli(*TABLE, *arguments, "-o", "a.csv"))
     found = in_json(cli, "a.csv")
     assert found["command_line"] == (
         f"gattn-viz sink-stats --checkpoints ./{tiny_trio.name} --prompt 'the cat sat on the mat' "
-        "--prompt 'the dog' --max-tokens 5 --bos never --chunk 4 --seed 3"
+        "--prompt 'the dog' --max-tokens 5 --bos never --chunk 4 --ci 0.9 --seed 3"
     )
     assert {"first-row": "exclude", "seed": 3, "chunk": 4, "by": "head"}.items() <= found["options"].items()
     assert not {"output", "quiet", "debug"} & found["options"].keys()

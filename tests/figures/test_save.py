@@ -84,7 +84,9 @@ def test_pdf_draws_what_it_could_not_embed(tmp_path: Path, make_font: MakeFont) 
 def test_a_file_that_was_there_stays_when_writing_fails(tmp_path: Path) -> None:
     path = save_figure(figure(), tmp_path / "a.png")
     before = path.read_bytes()
-    with pytest.raises(GattnVizError, match=r"cannot write .*20,000,000 x 10,000,000 pixels; expected .*: lower the dpi"):
+    with pytest.raises(
+        GattnVizError, match=r"cannot write .*20,000,000 x 10,000,000 pixels; expected .*: lower the dpi"
+    ):
         save_figure(figure(), path, dpi=10_000_000)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["a.png"]
