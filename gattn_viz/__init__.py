@@ -11,17 +11,17 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gattn_viz.drawing import Look, draw_first_token, draw_grid, draw_maps
+    from gattn_viz.drawing.gates import draw_gate_maps, draw_gate_text
+    from gattn_viz.drawing.heads import draw_heads
+    from gattn_viz.drawing.maps import Look, draw_first_token, draw_grid, draw_maps
+    from gattn_viz.drawing.paper import draw_paper_figure, read_paper_table
     from gattn_viz.errors import GattnVizError
-    from gattn_viz.gate_pictures import draw_gate_maps, draw_gate_text
-    from gattn_viz.head_pictures import draw_heads
     from gattn_viz.metrics.compared import CompareOptions
     from gattn_viz.metrics.gate_measures import GateOptions
     from gattn_viz.metrics.measures import Options
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.loading import load
     from gattn_viz.models.names import resolve
-    from gattn_viz.paper import draw_paper_figure, read_paper_table
     from gattn_viz.pipeline import (
         AttentionMaps,
         Comparison,
@@ -50,7 +50,7 @@ _HOMES = {
     "GateMaps": "pipeline",
     "GateOptions": "metrics.gate_measures",
     "GattnVizError": "errors",
-    "Look": "drawing",
+    "Look": "drawing.maps",
     "MapView": "metrics.pooling",
     "Options": "metrics.measures",
     "PaperData": "pipeline.paper",
@@ -59,13 +59,13 @@ _HOMES = {
     "attention_maps": "pipeline",
     "caption": "pipeline.captions",
     "compare": "pipeline",
-    "draw_first_token": "drawing",
-    "draw_gate_maps": "gate_pictures",
-    "draw_gate_text": "gate_pictures",
-    "draw_grid": "drawing",
-    "draw_heads": "head_pictures",
-    "draw_maps": "drawing",
-    "draw_paper_figure": "paper",
+    "draw_first_token": "drawing.maps",
+    "draw_gate_maps": "drawing.gates",
+    "draw_gate_text": "drawing.gates",
+    "draw_grid": "drawing.maps",
+    "draw_heads": "drawing.heads",
+    "draw_maps": "drawing.maps",
+    "draw_paper_figure": "drawing.paper",
     "gate_map_table": "pipeline",
     "gate_maps": "pipeline",
     "gate_stats": "pipeline",
@@ -73,7 +73,7 @@ _HOMES = {
     "head_table": "pipeline",
     "load": "models.loading",
     "paper_data": "pipeline.paper",
-    "read_paper_table": "paper",
+    "read_paper_table": "drawing.paper",
     "read_prompts": "prompts",
     "read_recipe": "recipe",
     "resolve": "models.names",

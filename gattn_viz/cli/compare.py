@@ -228,7 +228,7 @@ class _Directory:
 
     def write_grid(self, maps: list[AttentionMaps]) -> Path:
         """Draw the models' maps of one prompt."""
-        from gattn_viz.drawing import Look, color_scale, draw_grid
+        from gattn_viz.drawing.maps import Look, color_scale, draw_grid
         from gattn_viz.recipe.agreement import summarise_map
 
         colors = color_scale(maps, Look())
@@ -251,7 +251,7 @@ class _Directory:
         """Draw first-token mass by layer; a point of a curve is noted as a map of one cell."""
         import numpy as np
 
-        from gattn_viz.drawing import draw_first_token
+        from gattn_viz.drawing.maps import draw_first_token
         from gattn_viz.recipe.agreement import summarise_map
 
         points = zip(layers["model"], layers["layer"].tolist(), layers["first_token_mass"], strict=True)

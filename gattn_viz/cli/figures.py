@@ -151,7 +151,7 @@ def figures(
 
 
 def _print_list() -> None:
-    from gattn_viz.paper import PAPER_FIGURES
+    from gattn_viz.drawing.paper import PAPER_FIGURES
 
     names, numbers = max(map(len, PAPER_FIGURES)), max(len(one.number) for one in PAPER_FIGURES.values())
     for name, figure in PAPER_FIGURES.items():
@@ -160,8 +160,8 @@ def _print_list() -> None:
 
 def _write(data: PaperData, recorder: Recorder, output: Path, dpi: int, look: dict[str, Any]) -> list[Path]:
     """All files; each carries its recipe, the table beside a figure too."""
+    from gattn_viz.drawing.paper import PAPER_FIGURES, draw_paper_figure
     from gattn_viz.figures.save import save_figure
-    from gattn_viz.paper import PAPER_FIGURES, draw_paper_figure
     from gattn_viz.pipeline.captions import caption, captions
     from gattn_viz.pipeline.summary import to_latex, to_markdown
     from gattn_viz.recipe.content import KEY, FileMade

@@ -77,10 +77,10 @@ def gate_maps(
 
     os.environ["MPLBACKEND"] = "agg"  # figures go to files: no display is needed, whatever the environment says
     from gattn_viz import pipeline
-    from gattn_viz.drawing import Look
+    from gattn_viz.drawing.gates import draw_gate_maps, draw_gate_text, gate_color_scale
+    from gattn_viz.drawing.maps import Look
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.figures.save import save_figure
-    from gattn_viz.gate_pictures import draw_gate_maps, draw_gate_text, gate_color_scale
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.recipe.content import KEY, FileMade
 

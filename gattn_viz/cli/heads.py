@@ -76,9 +76,9 @@ def heads(
             raise typer.BadParameter(f"{name} is given with --table, which runs no model; expected one of the two")
 
     os.environ["MPLBACKEND"] = "agg"  # figures go to files: no display is needed, whatever the environment says
+    from gattn_viz.drawing.heads import DEFAULT_MEASURES, draw_heads
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.figures.save import save_figure
-    from gattn_viz.head_pictures import DEFAULT_MEASURES, draw_heads
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline import Run, head_table
     from gattn_viz.recipe.content import KEY, FileMade
@@ -163,7 +163,7 @@ def _of_the_table(recipe: Recipe, table: Path) -> Recipe:
 
 
 def _summaries(table: pd.DataFrame, measures: list[str]) -> tuple[MapSummary, ...]:
-    from gattn_viz.head_pictures import heads_of
+    from gattn_viz.drawing.heads import heads_of
     from gattn_viz.recipe.agreement import summarise_map
 
     return tuple(

@@ -145,7 +145,7 @@ def maps(
         raise typer.BadParameter("--vmax 0 leaves no range; expected more than 0")
 
     os.environ["MPLBACKEND"] = "agg"  # figures go to files: no display is needed, whatever the environment says
-    from gattn_viz.drawing import Look, color_scale, draw_grid, draw_maps
+    from gattn_viz.drawing.maps import Look, color_scale, draw_grid, draw_maps
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.figures.save import save_figure
     from gattn_viz.metrics.pooling import MapView

@@ -3,7 +3,7 @@
     data = paper_data(["baseline", "gate_headwise"], figures=["first_token_by_layer", "summary"])
     data.frames["first_token_by_layer"]         # model, layer, first_token_mass, uniform_null
 
-What a table holds is what its figure draws, no more: `gattn_viz.paper` draws it.
+What a table holds is what its figure draws, no more: `gattn_viz.drawing.paper` draws it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from PIL import Image
 from gattn_viz import paper_data, read_recipe
 from gattn_viz.cli.figures import FIGURES
 from gattn_viz.cli.rerun import rerun_and_compare
-from gattn_viz.paper import PAPER_FIGURES
+from gattn_viz.drawing.paper import PAPER_FIGURES
 from gattn_viz.pipeline.run import Run
 from gattn_viz.recipe.content import KEY
 from tests.cli.conftest import Cli

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from gattn_viz.drawing import Look, color_scale, draw_first_token, draw_grid, draw_maps
+from gattn_viz.drawing.maps import Look, color_scale, draw_first_token, draw_grid, draw_maps
 from gattn_viz.metrics.pooling import MapView
 from gattn_viz.metrics.weights import Weight
 from gattn_viz.pipeline import AttentionMaps

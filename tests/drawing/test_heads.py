@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from gattn_viz import GattnVizError, draw_heads
-from gattn_viz.head_pictures import heads_of
+from gattn_viz.drawing.heads import heads_of
 
 MEASURES = ["first_token_mass", "gate_mean"]
 

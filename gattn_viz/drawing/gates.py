@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from matplotlib.figure import Figure
 
-from gattn_viz.drawing import Look, footnote, heads_in_words, layers_in_words
+from gattn_viz.drawing.maps import Look, footnote, heads_in_words, layers_in_words
 from gattn_viz.errors import GattnVizError
 from gattn_viz.figures.matrix import Bar, Matrix, matrix_grid
 from gattn_viz.figures.scale import ColorScale, shared_range

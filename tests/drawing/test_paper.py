@@ -25,9 +25,9 @@ from gattn_viz import (
 )
 from gattn_viz.capture.collector import Request
 from gattn_viz.capture.run import capture
+from gattn_viz.drawing.paper import PAPER_FIGURES
 from gattn_viz.models.loading import load
 from gattn_viz.models.names import resolve
-from gattn_viz.paper import PAPER_FIGURES
 from gattn_viz.pipeline.captions import captions
 from gattn_viz.pipeline.paper import FRAMES, PAPER_ROWS
 from gattn_viz.pipeline.summary import to_latex, to_markdown

@@ -6,9 +6,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from gattn_viz import GateMaps, GattnVizError, draw_gate_maps, draw_gate_text
-from gattn_viz.drawing import Look
+from gattn_viz.drawing.gates import gate_color_scale
+from gattn_viz.drawing.maps import Look
 from gattn_viz.figures.style import map_colormap
-from gattn_viz.gate_pictures import gate_color_scale
 
 
 def make_maps(
