@@ -103,6 +103,7 @@ SAVING: Any = {
     "svg.fonttype": "path",  # looks the same where the fonts are not installed
     "svg.hashsalt": "gattn-viz",  # else the ids in an SVG are random
     "pdf.compression": 6,
+    "text.hinting": "none",  # else letters are up to 8 % wider at some dpi, and lines leave the page
 }
 
 

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 
+import matplotlib as mpl
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.font_manager import FontProperties
 
@@ -23,7 +24,8 @@ def _renderer() -> RendererAgg:
 def text_width(text: str, size: float, families: Sequence[str]) -> float:
     """The width in inches of one line of `text`, `size` in points."""
     properties = FontProperties(family=list(families), size=size)
-    return _renderer().get_text_width_height_descent(text, properties, ismath=False)[0] / _DPI
+    with mpl.rc_context({"text.hinting": "none"}):  # as it will be drawn: the same at any dpi
+        return _renderer().get_text_width_height_descent(text, properties, ismath=False)[0] / _DPI
 
 
 def wrap_text(text: str, width: float, size: float, families: Sequence[str], lines: int | None = None) -> str:

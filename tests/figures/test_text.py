@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
+from gattn_viz.figures.style import style
 from gattn_viz.figures.text import text_width, wrap_text
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:.*deprecated(,| -) use:DeprecationWarning")
@@ -42,3 +45,13 @@ def test_long_names_are_shortened_in_the_middle() -> None:
     assert shown.startswith("/home/")
     assert shown.endswith("000")
     assert "…" in shown
+
+
+@pytest.mark.parametrize("dpi", [60, 90, 110, 300])
+def test_a_line_is_as_wide_as_it_will_be_drawn_at_any_dpi(dpi: int) -> None:
+    line = "Rows are queries; keys after the query are blank. One linear scale from 0 to 1."
+    with style():
+        drawn = Figure(dpi=dpi)
+        text = drawn.text(0, 0, line, fontsize=7, fontfamily=SANS)
+        width = text.get_window_extent(FigureCanvasAgg(drawn).get_renderer()).width / dpi
+    assert text_width(line, 7, SANS) == pytest.approx(width, rel=0.01)
