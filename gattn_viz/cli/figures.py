@@ -26,8 +26,8 @@ EXAMPLE = "Example: gattn-viz figures --only first_token_by_layer,summary -o fig
 
 # those of the table of figures, which --help must not take the time to import
 FIGURES = (
-    "first_token_by_layer, attention_maps, gate_distribution, output_magnitude, output_sparsity, "
-    "sinks_and_activations, gate_by_layer, summary"
+    "first_token_by_layer, attention_maps, gate_distribution, gate_distribution_by_layer, output_magnitude, "
+    "output_sparsity, sinks_and_activations, gate_by_layer, summary"
 )
 
 

@@ -24,7 +24,7 @@ from gattn_viz.figures.by_layer import (
     draw_output_sparsity,
     draw_sinks_and_activations,
 )
-from gattn_viz.figures.histogram import draw_gate_distribution
+from gattn_viz.figures.histogram import draw_gate_distribution, draw_gate_distribution_by_layer
 from gattn_viz.figures.map_figure import draw_attention_maps
 from gattn_viz.figures.style import StyleKind
 
@@ -40,7 +40,7 @@ class PaperFigure:
     """One of the paper's figures.
 
     Attributes:
-        number: where it is in arXiv 2505.06708.
+        number: where it is in arXiv 2505.06708; `-` is nowhere.
         shows: in a line.
         draw: its table to a figure; None of a table that is a table.
     """
@@ -58,6 +58,9 @@ PAPER_FIGURES: dict[str, PaperFigure] = {
         "Fig. 2, right", "attention maps of some layers on the first prompt, mean over heads", draw_attention_maps
     ),
     "gate_distribution": PaperFigure("Fig. 3", "histogram of the gate scores, log count", draw_gate_distribution),
+    "gate_distribution_by_layer": PaperFigure(
+        "-", "the same for each layer, as a heatmap of counts", draw_gate_distribution_by_layer
+    ),
     "output_magnitude": PaperFigure(
         "Fig. 4", "mean abs attention output before and after the gate by layer", draw_output_magnitude
     ),

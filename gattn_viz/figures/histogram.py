@@ -1,4 +1,4 @@
-"""A histogram of scores for several models, from counts."""
+"""Histograms of scores for several models, from counts: of a whole model, and of each layer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from gattn_viz.figures.curves import draw_legend, limit_log_axis, line_looks
-from gattn_viz.figures.style import StyleKind, figure_width, style
+from gattn_viz.figures.curves import LABEL_LIMIT, draw_legend, limit_log_axis, line_looks
+from gattn_viz.figures.fonts import fit_fonts, shorten
+from gattn_viz.figures.style import StyleKind, figure_width, map_colormap, style
 
 _HEIGHT = {"paper": 1.95, "screen": 3.0}
 
@@ -45,4 +48,49 @@ def draw_gate_distribution(
         axes.set_xlabel("gate score")
         axes.set_ylabel("scores")
         draw_legend(figure, steps, font)
+    return figure
+
+
+def draw_gate_distribution_by_layer(
+    frame: pd.DataFrame, *, kind: StyleKind = "paper", width: float | None = None, font: str | None = None
+) -> Figure:
+    """How many gate scores of each layer lie in each bin, a panel a model, one logarithmic colour range for all.
+
+    Args:
+        frame: the columns model, layer, low, high (a bin's edges) and count; all layers have the same bins.
+        kind: the style, see `style.style`.
+        width: in inches; None is that of a column of the style for each model, two at most.
+        font: a family or font file to prefer.
+    """
+    models = list(dict.fromkeys(frame["model"].astype(str)))
+    largest = max(float(frame["count"].max()), 2.0)
+    with style(kind):
+        across = 2 if len(models) > 1 else 1
+        down = -(-len(models) // across)
+        size = width or figure_width(kind, across), 1.4 * down * _HEIGHT[kind]
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = [figure.add_subplot(down, across, number) for number in range(1, len(models) + 1)]
+        for axes, model in zip(panels, models, strict=True):
+            rows = frame[frame["model"].astype(str) == model]
+            counts = rows.pivot_table("count", "layer", "low", sort=True)
+            edges = np.append(counts.columns.to_numpy(float), float(rows["high"].max()))
+            layers = counts.index.to_numpy()
+            # a layer that has no gate is a gap, and one alone has a row too
+            every = counts.reindex(range(int(layers.min()), int(layers.max()) + 1)).to_numpy(float)
+            image = axes.pcolormesh(
+                edges,
+                np.arange(layers.min(), layers.max() + 2) - 0.5,
+                np.ma.masked_where(~(every > 0), every),
+                norm=LogNorm(1, largest),
+                cmap=map_colormap(),
+                rasterized=True,
+            )
+            axes.invert_yaxis()
+            fitted = fit_fonts([model], font)
+            axes.set_title(shorten(fitted.texts[0], LABEL_LIMIT), parse_math=False, fontfamily=fitted.families)
+            axes.set_xlabel("gate score")
+            axes.set_ylabel("layer")
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.colorbar(image, ax=panels, label="scores", pad=0.02)
     return figure

@@ -33,9 +33,10 @@ def captions(data: PaperData, numbers: dict[str, str]) -> str:
     """All of them as Markdown.
 
     Args:
-        numbers: where each figure is in the paper, such as `Fig. 3`.
+        numbers: where each figure is in the paper, such as `Fig. 3`; `-` is nowhere.
     """
-    sections = [f"## {name} ({numbers[name]} of the paper)\n\n{caption(name, data)}\n" for name in data.frames]
+    places = {name: "" if number == "-" else f" ({number} of the paper)" for name, number in numbers.items()}
+    sections = [f"## {name}{places[name]}\n\n{caption(name, data)}\n" for name in data.frames]
     return "# Captions\n\n" + "\n".join(sections)
 
 
@@ -116,6 +117,18 @@ def _gate_distribution(frame: pd.DataFrame, data: PaperData) -> str:
     )
 
 
+def _gate_distribution_by_layer(frame: pd.DataFrame, data: PaperData) -> str:
+    width = float((frame["high"] - frame["low"]).iloc[0])
+    scores = {
+        model: f"{int(rows.groupby('layer')['count'].sum().iloc[0]):,} a layer" for model, rows in _by_model(frame)
+    }
+    return (
+        "Gate scores of each layer's heads and tokens (of an elementwise gate all channels too) in bins of "
+        f"{width:g}; the colour is their count, on one logarithmic scale; empty bins are blank. Scores: "
+        f"{_listed(scores)}."
+    )
+
+
 def _output_magnitude(frame: pd.DataFrame, data: PaperData) -> str:
     without = [run.model for run in data.models if not run.gated]
     note = f" No gate: {', '.join(without)}, on the left only." if without else ""
@@ -179,6 +192,7 @@ _BODIES: dict[str, Callable[[pd.DataFrame, PaperData], str]] = {
     "first_token_by_layer": _first_token_by_layer,
     "attention_maps": _attention_maps,
     "gate_distribution": _gate_distribution,
+    "gate_distribution_by_layer": _gate_distribution_by_layer,
     "output_magnitude": _output_magnitude,
     "output_sparsity": _output_sparsity,
     "sinks_and_activations": _sinks_and_activations,

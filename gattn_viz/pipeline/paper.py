@@ -282,21 +282,28 @@ def _attention_maps(measured: Measured) -> pd.DataFrame:
     return pd.concat(measured.maps, ignore_index=True)
 
 
-def _gate_distribution(measured: Measured) -> pd.DataFrame:
-    """How many scores of all layers, heads, tokens and channels of a model lie in each bin."""
+def _gate_distribution_by_layer(measured: Measured) -> pd.DataFrame:
+    """How many scores of a layer's heads, tokens and channels lie in each bin."""
     edges = np.linspace(0, 1, SCORE_BINS + 1)
     bin_of = np.minimum((GATE_BINS.edges[:-1] * SCORE_BINS).astype(int), SCORE_BINS - 1)
     found = []
     for sums in measured.sums:
-        counts = np.zeros(SCORE_BINS, np.int64)
-        for layer in sums.pooled.values():
-            if layer.gates is not None and layer.gates.histogram is not None:
-                np.add.at(counts, bin_of, layer.gates.histogram.sum(0))
-        if counts.any():
-            found.append(
-                pd.DataFrame({"model": sums.model, "low": edges[:-1], "high": edges[1:], "count": counts})
-            )
+        for number, layer in sorted(sums.pooled.items()):
+            if layer.gates is None or layer.gates.histogram is None:
+                continue
+            counts = np.zeros(SCORE_BINS, np.int64)
+            np.add.at(counts, bin_of, layer.gates.histogram.sum(0))
+            about = {"model": sums.model, "layer": number}
+            found.append(pd.DataFrame({**about, "low": edges[:-1], "high": edges[1:], "count": counts}))
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+
+def _gate_distribution(measured: Measured) -> pd.DataFrame:
+    """The same of all layers together."""
+    by_layer = _gate_distribution_by_layer(measured)
+    if by_layer.empty:
+        return by_layer
+    return by_layer.groupby(["model", "low", "high"], sort=False)["count"].sum().reset_index()
 
 
 def _output_magnitude(measured: Measured) -> pd.DataFrame:
@@ -342,6 +349,9 @@ FRAMES: dict[str, FrameKind] = {
     "attention_maps": FrameKind((), _attention_maps),
     # the median for its histogram
     "gate_distribution": FrameKind(("gate_mean", "gate_q50"), _gate_distribution, needs_gate=True),
+    "gate_distribution_by_layer": FrameKind(
+        ("gate_mean", "gate_q50"), _gate_distribution_by_layer, needs_gate=True
+    ),
     "output_magnitude": FrameKind(("output_before", "output_after"), _output_magnitude),
     "output_sparsity": FrameKind(SPARSITY, _output_sparsity),
     "sinks_and_activations": FrameKind(

@@ -104,6 +104,12 @@ def test_the_histogram_counts_scores(data: PaperData, tiny_trio: Path) -> None:
         np.testing.assert_array_equal(rows["high"], edges[1:])
         assert rows["count"].sum() == len(scores)
 
+        by_layer = data.frames["gate_distribution_by_layer"].query("model == @model")
+        for n, of_layer in by_layer.groupby("layer"):
+            scores = np.concatenate([prompt[n].gate_scores.numpy().ravel() for prompt in prompts])
+            assert of_layer["count"].tolist() == np.histogram(scores, bins=64, range=(0, 1))[0].tolist()
+        assert by_layer["layer"].unique().tolist() == [1, 2, 3]
+
 
 def test_maps_are_those_of_attention_maps(data: PaperData, run: Run) -> None:
     frame = data.frames["attention_maps"]
@@ -164,8 +170,8 @@ def test_the_summary_as_text(data: PaperData) -> None:
 
 def test_captions_say_what_was_measured(data: PaperData) -> None:
     text = captions(data, {name: figure.number for name, figure in PAPER_FIGURES.items()})
-    assert re.findall(r"^## (\w+) \((.+) of the paper\)$", text, re.M) == [
-        (name, figure.number) for name, figure in PAPER_FIGURES.items()
+    assert re.findall(r"^## (\w+)(?: \((.+) of the paper\))?$", text, re.M) == [
+        (name, figure.number.strip("-")) for name, figure in PAPER_FIGURES.items()
     ]
     lengths = data.models[0].lengths
     assert lengths[0] != lengths[1]
