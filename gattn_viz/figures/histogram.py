@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -65,7 +65,7 @@ def draw_gate_distribution_by_layer(
     models = list(dict.fromkeys(frame["model"].astype(str)))
     largest = max(float(frame["count"].max()), 2.0)
     with style(kind):
-        across = 2 if len(models) > 1 else 1
+        across: Literal[1, 2] = 2 if len(models) > 1 else 1
         down = -(-len(models) // across)
         size = width or figure_width(kind, across), 1.4 * down * _HEIGHT[kind]
         figure = Figure(figsize=size, layout="constrained")
