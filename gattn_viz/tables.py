@@ -85,16 +85,25 @@ def paired_interval(sums: ModelSums, other: ModelSums, measure: Measure) -> tupl
     """The ends of the interval of a model's measure less another model's, over the same prompts.
 
     Both have the same resamples of the prompts: what a resample's prompts do to both is not in the difference.
-    Each model's prompts weigh by its own tokens. NaN where a model has no value, or one prompt only.
+    Each model's prompts weigh by its own tokens. NaN where a model has no value, or one prompt only. Of a largest
+    value the interval is a rough one: a resample's is never larger than that of all prompts.
 
     Raises:
         ValueError: they are not sums over the same resamples.
     """
     if sums.bootstrap is None or (sums.bootstrap, sums.all_prompts) != (other.bootstrap, other.all_prompts):
         raise ValueError("a paired interval needs the same resamples of the same prompts for both")
-    difference = _mean_samples(sums, measure, "model") - _mean_samples(other, measure, "model")
-    low, high = _interval(difference[:, 1:], sums.bootstrap)[:, 0].tolist()
+    difference = _resamples(sums, measure, sums.bootstrap) - _resamples(other, measure, sums.bootstrap)
+    low, high = _interval(difference, sums.bootstrap)[:, 0].tolist()
     return low, high
+
+
+def _resamples(sums: ModelSums, measure: Measure, bootstrap: Bootstrap) -> Array:
+    """(1, S): a model's value of each resample."""
+    if measure.combine == "largest":
+        values = sums.largest.model_resamples(bootstrap, sums.all_prompts)
+        return np.where(sums.all_prompts > 1, values, np.nan)[None]
+    return _mean_samples(sums, measure, "model")[:, 1:]
 
 
 def _mean_samples(sums: ModelSums, measure: Measure, by: By) -> Array:

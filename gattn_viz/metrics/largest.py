@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.measures import SINK_MEASURES
 
 Array = NDArray[np.float64]
@@ -43,6 +44,12 @@ class Largest:
         """(L,): the largest of all prompts."""
         found: Array = self._all(LARGEST.name).max(0)
         return found
+
+    def model_resamples(self, bootstrap: Bootstrap, all_prompts: int) -> Array:
+        """(resamples,): the mean over layers of the largest of the prompts that each resample holds."""
+        values = self._all(LARGEST.name)
+        held = np.stack([bootstrap.counts(prompt, all_prompts) for prompt in sorted(self.prompts)]) > 0  # (P, S)
+        return np.array([values[prompts].max(0).mean() for prompts in held.T])
 
     def mean(self, name: str) -> Array:
         """(L,): the mean over the prompts that have the largest; a NaN does not count."""

@@ -264,7 +264,8 @@ def _statistics(
         for one in COMPARED_MEASURES:
             compared = one.name != "uniform_null" and not (one.name == "perplexity" and label in other_tokens)
             interval = None
-            if one.has_interval and compared and label != reference:
+            has_interval = one.has_interval or one.combine == "largest"
+            if has_interval and compared and label != reference:
                 interval = tables.paired_interval(by_label[label], by_label[reference], one)
             note = _note(one.name, by_label[label].options, compared)  # type: ignore[arg-type]
             found[label][one.name] = _Value(row[one.name], note, compared, interval=interval)
@@ -278,7 +279,7 @@ def _note(measure: str, options: CompareOptions, compared: bool) -> str:
         "uniform_null": f"first query {options.first_row}d",
         "sink_rate": f"above {options.sink_threshold:g}",
         "gate_below": f"below {options.below:g}",
-        "max_activation": "the largest over prompts, no mean: its difference has no interval",
+        "max_activation": "the largest over prompts, which that of a resample never exceeds: a rough interval",
         "perplexity": "" if compared else "other tokens than the baseline's: not comparable",
     }.get(measure, "")
 

@@ -136,12 +136,33 @@ def test_intervals_are_those_of_paired_resamples(
         assert np.quantile(apart, 0.1) != pytest.approx(found.ci_low, rel=1e-3)
 
 
-def test_only_a_mean_has_an_interval(gated: Comparison) -> None:
-    for name in ("max_activation", "parameters"):
-        found = row(gated, "baseline", name)
-        assert np.isfinite(found.difference)
-        assert np.isnan([found.ci_low, found.ci_high]).all()
-    assert "largest" in row(gated, "baseline", "max_activation").note
+def test_the_interval_of_the_largest(gated: Comparison, tiny_trio: Path) -> None:
+    """Of each resample the mean over layers of the largest of its prompts; both models have the same prompts."""
+    bootstrap = Bootstrap(BOOTSTRAP["ci"], int(BOOTSTRAP["seed"]), int(BOOTSTRAP["resamples"]))
+    counts = [bootstrap.counts(prompt, 3) for prompt in range(3)]
+    of_both = []
+    for model in ("gate_elementwise", "gate_headwise"):
+        run = Run(checkpoints=str(tiny_trio))
+        table = sink_stats([model], PROMPTS, measures=["max_activation"], by="layer", per_prompt=True, run=run)
+        values = table.pivot_table("max_activation", "layer", "prompt")
+        values_of = [values[prompt.id].to_numpy() for prompt in PROMPTS]
+        of_both.append(
+            [
+                np.max([values_of[prompt] for prompt in range(3) if counts[prompt][n]], axis=0).mean()
+                for n in range(bootstrap.resamples)
+            ]
+        )
+    differences = np.subtract(*of_both)
+    found = row(gated, "gate_elementwise", "max_activation")
+    assert np.ptp(differences) > 0
+    assert [found.ci_low, found.ci_high] == pytest.approx(np.quantile(differences, [0.1, 0.9]).tolist(), rel=1e-5)
+    assert "rough" in found.note
+
+
+def test_a_count_has_no_interval(gated: Comparison) -> None:
+    found = row(gated, "baseline", "parameters")
+    assert np.isfinite(found.difference)
+    assert np.isnan([found.ci_low, found.ci_high]).all()
 
 
 def test_equal_models_differ_by_nothing(tiny_trio: Path, tmp_path: Path) -> None:
