@@ -42,13 +42,19 @@ def _caption(table: pd.DataFrame, ci: float) -> str:
     notes = table[table["model"] == table.attrs["baseline"]].set_index("quantity")["note"]
     parts = [
         f"In parentheses the difference to {table.attrs['baseline']}, in brackets its {100 * ci:g}% interval: a "
-        "paired bootstrap over prompts",
+        f"paired bootstrap over prompts{_of_few(notes['tokens'])}",
         f"{notes['tokens']}, {notes['first_token_mass']}; sink: {notes['sink_rate']}; shut: {notes['gate_below']}",
         f"Multiply-adds: {notes['multiply_adds']}",
     ]
     if "forward_time" in notes:
         parts.append(f"Forward pass: median of {notes['forward_time']}, in brackets the quartiles")
     return ". ".join(parts) + "."
+
+
+def _of_few(prompts: str) -> str:
+    """What must be said of an interval from `16 prompts`."""
+    few = int(prompts.split()[0]) < 10
+    return f" ({prompts} only: it is too narrow)" if few else ""
 
 
 def _rows(table: pd.DataFrame) -> list[tuple[str, list[tuple[str, str]]]]:

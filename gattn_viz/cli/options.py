@@ -71,7 +71,7 @@ PromptTexts = Annotated[
     typer.Option(
         "--prompt",
         "-p",
-        help="A prompt. Repeatable. Default: the bundled set (maps: its first).",
+        help="A prompt. Repeatable. Default: the bundled set (maps and gate-maps: its first).",
         rich_help_panel=PROMPTS,
         show_default=False,
     ),

@@ -62,7 +62,8 @@ def draw_heads(
         names=("layer", "head"),
         title=f"{', '.join(measures)} of each head{f': {models[0]}' if len(models) == 1 else ''}{_data(table)}",
         footnote="Layer 1 is at the top; blank is no value. Each measure has one "
-        f"{scale} colour range, from its smallest to its largest value{' in any model' * (len(models) > 1)}."
+        f"{scale} colour range{' for all models' * (len(models) > 1)}, as its bar says"
+        f"{'; what is below has its first colour' * (scale == 'log')}."
         f"{_policies(table, measures)}",
         row_names=models if len(models) > 1 else (),
         font=font,
@@ -83,6 +84,8 @@ def heads_of(table: pd.DataFrame, measures: Sequence[str]) -> dict[str, dict[str
         for name in measures:
             values = np.full((layers.max(), heads.max()), np.nan)
             values[layers - 1, heads - 1] = rows[name].to_numpy(float)
+            if np.isinf(values).any():
+                raise GattnVizError(f"{name} of {model} is infinite for a head; expected finite numbers")
             found[str(model)][name] = values
     return found
 

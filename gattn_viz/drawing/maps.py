@@ -204,7 +204,8 @@ def draw_first_token(layers: pd.DataFrame, *, font: str | None = None) -> Figure
     first = layers.iloc[0]
     prompts = "1 prompt" if first["n_prompts"] == 1 else f"{first['n_prompts']} prompts"
     tokens = " or ".join(f"{count:,}" for count in dict.fromkeys(layers["tokens"]))
-    band = f" Bands are {100 * first['ci']:g}% intervals over prompts." if curves[0].low is not None else ""
+    few = ", too narrow: the prompts are few" if first["n_prompts"] < 10 else ""
+    band = f" Bands are {100 * first['ci']:g}% intervals over prompts{few}." if curves[0].low is not None else ""
     return curve_sheet(
         curves,
         title=f"first-token mass by layer, mean over heads, {prompts}",

@@ -48,7 +48,7 @@ _TITLES = {
     "sink_rate": ("sink rate", ".3f"),
     "gate_mean": ("gate mean", ".3f"),
     "gate_below": ("gate scores that are shut", ".3f"),
-    "max_activation": ("max activation", ",.1f"),
+    "max_activation": ("max activation, mean over layers", ",.1f"),
     "perplexity": ("perplexity", ".2f"),
 }
 

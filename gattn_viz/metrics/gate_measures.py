@@ -184,7 +184,8 @@ GATE_MEASURES: tuple[Measure, ...] = (
     *(
         _score(
             f"gate_q{percent:02}", gate_quantile(percent), "gate_histogram", "pooled",
-            f"the score that {percent}% of those of all tokens and channels do not exceed; to 1/128 of its value",
+            f"the score that {percent}% of those of all tokens and channels do not exceed; to 1/128 of it, below "
+            "2^-15 to 2^-16",
         )
         for percent in (5, 25, 50, 75, 95)
     ),

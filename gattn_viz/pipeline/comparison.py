@@ -268,6 +268,8 @@ def _statistics(
             if has_interval and compared and label != reference:
                 interval = tables.paired_interval(by_label[label], by_label[reference], one)
             note = _note(one.name, by_label[label].options, compared)  # type: ignore[arg-type]
+            if label in other_tokens and compared:
+                note += f"{'; ' * bool(note)}other tokens than the baseline's, and another T"
             found[label][one.name] = _Value(row[one.name], note, compared, interval=interval)
     return found
 

@@ -77,8 +77,8 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
         ) from error
     if text is None:
         raise GattnVizError(
-            f"{source.name} has no recipe; expected a figure, table or safetensors file that gattn-viz maps or "
-            f"sink-stats wrote, CSV and JSON with {beside.name} beside them: name such a file"
+            f"{source.name} has no recipe; expected a file that gattn-viz wrote, CSV, "
+            f"JSON, Markdown and LaTeX with {beside.name} beside them: name such a file"
         )
     recipe = Recipe.from_json(text, source.name)
     if recipe.file.sha256 is not None and recipe.file.sha256 != file_sha256(source):

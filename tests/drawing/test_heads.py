@@ -54,7 +54,18 @@ def test_one_range_a_measure_over_models_which_is_said() -> None:
     ]
     said = words(figure)
     assert "first_token_mass, gate_mean of each head, 16 prompts, 2,094 tokens" in said
-    assert "from its smallest to its largest value in any model. First query left out." in said
+    assert "one linear colour range for all models, as its bar says. First query left out." in said
+
+
+def test_what_a_logarithmic_scale_cannot_show_is_said() -> None:
+    assert "what is below has its first colour" in words(draw_heads(make_table(), scale="log"))
+
+
+def test_an_infinite_value_is_an_error() -> None:
+    table = make_table()
+    table.loc[0, "gate_mean"] = np.inf
+    with pytest.raises(GattnVizError, match="gate_mean of .* is infinite for a head; expected finite numbers"):
+        draw_heads(table)
 
 
 def test_layers_that_a_hybrid_model_lacks_are_blank_rows_with_their_index() -> None:

@@ -333,7 +333,9 @@ def test_intervals_are_bands() -> None:
     figure = draw_first_token(layers_of("baseline", 3, n_prompts=1, first_row="include", **ends))
     assert len(figure.axes[0].collections) == 1
     assert "1 prompt" in words(figure)
-    assert "first query included. Bands are 90% intervals over prompts." in words(figure)
+    assert "first query included. Bands are 90% intervals over prompts, too narrow: the prompts are few." in words(
+        figure
+    )
 
 
 @pytest.mark.parametrize(
