@@ -64,7 +64,7 @@ def test_what_a_logarithmic_scale_cannot_show_is_said() -> None:
 def test_an_infinite_value_is_an_error() -> None:
     table = make_table()
     table.loc[0, "gate_mean"] = np.inf
-    with pytest.raises(GattnVizError, match="gate_mean of .* is infinite for a head; expected finite numbers"):
+    with pytest.raises(GattnVizError, match=r"gate_mean of .* is infinite for a head; expected finite numbers"):
         draw_heads(table)
 
 
