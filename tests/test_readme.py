@@ -45,10 +45,6 @@ def assert_same_text(shown: str, printed: str) -> None:
         assert ours == pytest.approx([float(number) for number in NUMBER.findall(shown)], rel=0.02, abs=0.002)
 
 
-# One worker runs them all, where there are several: a command needs the files of those before it.
-pytestmark = pytest.mark.xdist_group("readme")
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands run, one after the other, beside what a person would have there."""

@@ -421,7 +421,7 @@ def test_the_sidecar_and_links(cli: Cli, tmp_path: Path) -> None:
     assert found == in_json(cli, "real/t.csv.recipe.json")
     assert ok(cli("recipe", "real/t.csv.recipe.json", "--rerun", "-o", "b.csv")).out.startswith("agrees")
     Path("real/t.csv.recipe.json").rename("moved.recipe.json")
-    assert "a.csv has no recipe; expected a figure, table or safetensors file" in cli("recipe", "a.csv").err
+    assert "a.csv has no recipe; expected a file that gattn-viz wrote" in cli("recipe", "a.csv").err
 
 
 BAD = [
@@ -436,7 +436,7 @@ BAD = [
     # failed: 1, in one line
     (["missing.csv"], 1, "cannot read missing.csv: No such file"),
     (["."], 1, "expected a file that gattn-viz wrote"),
-    (["other.csv"], 1, "other.csv has no recipe; expected a figure, table or safetensors file"),
+    (["other.csv"], 1, "other.csv has no recipe; expected a file that gattn-viz wrote"),
     (["other.png"], 1, "other.png has no recipe"),
     (["empty.csv"], 1, "empty.csv has no recipe"),
     (["broken.csv"], 1, "the recipe of broken.csv is damaged"),
