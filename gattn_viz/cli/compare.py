@@ -129,25 +129,14 @@ def compare(
     from gattn_viz.metrics.compared import CompareOptions
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline import Run, attention_maps
+    from gattn_viz.pipeline import attention_maps
     from gattn_viz.pipeline import compare as compare_models
     from gattn_viz.prompts import default_prompts
 
     with options.wrong_use():
         Bootstrap(ci, seed, resamples)
     recorder = Recorder(ctx, recipe_paths, ["matplotlib"])
-    run = Run(
-        checkpoints=checkpoints,
-        revision=revision,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        trust_remote_code=trust_remote_code,
-        bos=bos,
-        max_tokens=max_tokens,
-        batch_size=batch_size,
-        chunk=chunk,
-    )
+    run = options.run_of(ctx)
     models = model or VARIANTS
     chosen_prompts = options.chosen_prompts(prompt, prompts, whole_file) or default_prompts()
     to_files = output is not None and output != Path("-")
@@ -215,16 +204,12 @@ class _Directory:
 
     def write_table(self, name: str, what: Literal["table", "layers"], text: str) -> Path:
         """Write a table, and its recipe beside it."""
-        from gattn_viz.files import replacing
         from gattn_viz.recipe.content import FileMade
-        from gattn_viz.recipe.stored import write_sidecar
+        from gattn_viz.recipe.stored import write_with_sidecar
 
         path = self._path / name
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
         file = FileMade(what, path.suffix.removeprefix("."), tuple(self._attention))
-        write_sidecar(self._recorder.recipe(file, self._attention), path)
-        return path
+        return write_with_sidecar(text.encode(), self._recorder.recipe(file, self._attention), path)
 
     def write_grid(self, maps: list[AttentionMaps]) -> Path:
         """Draw the models' maps of one prompt."""

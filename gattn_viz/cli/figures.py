@@ -114,7 +114,6 @@ def figures(
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline.paper import choose_figures, paper_data
-    from gattn_viz.pipeline.run import Run
 
     with options.wrong_use():
         names = [name.strip() for name in ",".join(only).split(",")] if only else None
@@ -131,18 +130,7 @@ def figures(
             figures=chosen,
             layers=some_layers,  # type: ignore[arg-type]
             first_row=first_row,
-            run=Run(
-                checkpoints=checkpoints,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                device_map=device_map,
-                trust_remote_code=trust_remote_code,
-                bos=bos,
-                max_tokens=max_tokens,
-                batch_size=batch_size,
-                chunk=chunk,
-            ),
+            run=options.run_of(ctx),
             progress=progress,
             on_model=recorder.on_model,
         )
@@ -165,6 +153,7 @@ def _write(data: PaperData, recorder: Recorder, output: Path, dpi: int, look: di
     from gattn_viz.pipeline.captions import caption, captions
     from gattn_viz.pipeline.summary import to_latex, to_markdown
     from gattn_viz.recipe.content import KEY, FileMade
+    from gattn_viz.recipe.stored import write_with_sidecar
 
     def recipe(name: str | None, file_format: str) -> Recipe:
         frame = None if name is None else data.frames[name]
@@ -172,31 +161,24 @@ def _write(data: PaperData, recorder: Recorder, output: Path, dpi: int, look: di
         what: Any = "table" if file_format == "csv" else "figure" if file_format in ("png", "pdf") else "text"
         return recorder.recipe(FileMade(what, file_format, tuple(shown), figure=name), data.attention)
 
+    def write(text: str, name: str, recipe: Recipe) -> Path:
+        return write_with_sidecar(text.encode(), recipe, output / name)
+
     written: list[Path] = []
     for name, frame in data.frames.items():
-        written.append(_write_text(_csv(frame), output / f"{name}.csv", recipe(name, "csv")))
+        written.append(write(_csv(frame), f"{name}.csv", recipe(name, "csv")))
         if PAPER_FIGURES[name].draw is None:
-            written.append(_write_text(to_markdown(frame), output / f"{name}.md", recipe(name, "md")))
-            written.append(_write_text(to_latex(frame), output / f"{name}.tex", recipe(name, "tex")))
+            written.append(write(to_markdown(frame), f"{name}.md", recipe(name, "md")))
+            written.append(write(to_latex(frame), f"{name}.tex", recipe(name, "tex")))
             continue
         figure = draw_paper_figure(name, frame, **look)
         for kind in ("png", "pdf"):
             metadata = {"caption": caption(name, data), KEY: recipe(name, kind).to_json()}
             written.append(save_figure(figure, output / f"{name}.{kind}", dpi=dpi, metadata=metadata))
     numbers = {name: figure.number for name, figure in PAPER_FIGURES.items()}
-    written.append(_write_text(captions(data, numbers), output / "captions.md", recipe(None, "md")))
+    written.append(write(captions(data, numbers), "captions.md", recipe(None, "md")))
     return written
 
 
 def _csv(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False, float_format="%.7g", lineterminator="\n")
-
-
-def _write_text(text: str, path: Path, recipe: Recipe) -> Path:
-    from gattn_viz.files import replacing
-    from gattn_viz.recipe.stored import write_sidecar
-
-    with replacing(path) as temporary:
-        temporary.write_bytes(text.encode())
-    write_sidecar(recipe, path)
-    return path

@@ -93,17 +93,7 @@ def gate_maps(
             options.chosen_prompts(prompt, prompts, whole_file),
             layers=chosen_layers,  # type: ignore[arg-type]
             heads=chosen_heads,  # type: ignore[arg-type]
-            run=pipeline.Run(
-                checkpoints=checkpoints,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                device_map=device_map,
-                trust_remote_code=trust_remote_code,
-                bos=bos,
-                max_tokens=max_tokens,
-                chunk=chunk,
-            ),
+            run=options.run_of(ctx),
             progress=progress,
             on_model=recorder.on_model,
         )

@@ -100,7 +100,6 @@ def gate_stats(
     from gattn_viz.metrics.measures import choose_measures
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline.gates import gate_tokens, require_gate
-    from gattn_viz.pipeline.run import Run
     from gattn_viz.pipeline.stats import Wanted, measure
 
     with options.wrong_use():
@@ -111,18 +110,7 @@ def gate_stats(
             None if ci is None else Bootstrap(ci, seed, resamples),
             GateOptions(below, above),
         )
-    run = Run(
-        checkpoints=checkpoints,
-        revision=revision,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        trust_remote_code=trust_remote_code,
-        bos=bos,
-        max_tokens=max_tokens,
-        batch_size=batch_size,
-        chunk=chunk,
-    )
+    run = options.run_of(ctx)
     recorder = Recorder(ctx, recipe_paths)
     on_model = recorder.on_model if where.is_file else None
     models = model or VARIANTS

@@ -80,7 +80,7 @@ def heads(
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.figures.save import save_figure
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline import Run, head_table
+    from gattn_viz.pipeline import head_table
     from gattn_viz.recipe.content import KEY, FileMade
 
     asked = [name.strip() for name in ",".join(measures or DEFAULT_MEASURES).split(",")]
@@ -96,18 +96,7 @@ def heads(
                 model or VARIANTS,
                 options.chosen_prompts(prompt, prompts, whole_file),
                 measures=names,
-                run=Run(
-                    checkpoints=checkpoints,
-                    revision=revision,
-                    dtype=dtype,
-                    device=device,
-                    device_map=device_map,
-                    trust_remote_code=trust_remote_code,
-                    bos=bos,
-                    max_tokens=max_tokens,
-                    batch_size=batch_size,
-                    chunk=chunk,
-                ),
+                run=options.run_of(ctx),
                 progress=progress,
                 on_model=recorder.on_model,
             )

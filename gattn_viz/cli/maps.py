@@ -150,7 +150,7 @@ def maps(
     from gattn_viz.figures.save import save_figure
     from gattn_viz.metrics.pooling import MapView
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline import Run, attention_maps
+    from gattn_viz.pipeline import attention_maps
     from gattn_viz.recipe.content import FileMade
 
     recorder = Recorder(ctx, recipe_paths, ["matplotlib"])
@@ -166,17 +166,7 @@ def maps(
             heads=chosen_heads,  # type: ignore[arg-type]
             view=view,
             weight=weight,
-            run=Run(
-                checkpoints=checkpoints,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                device_map=device_map,
-                trust_remote_code=trust_remote_code,
-                bos=bos,
-                max_tokens=max_tokens,
-                chunk=chunk,
-            ),
+            run=options.run_of(ctx),
             progress=progress,
             on_model=recorder.on_model,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,6 +13,7 @@ from gattn_viz.cli import messages
 from gattn_viz.errors import GattnVizError
 
 if TYPE_CHECKING:
+    from gattn_viz.pipeline.run import Run
     from gattn_viz.prompts import Prompt
 
 MODELS = "Models"
@@ -183,6 +185,13 @@ def chosen_prompts(texts: list[str] | None, file: str | None, whole_file: bool =
         return None
     from_file = read_prompts(file, whole_file=whole_file) if file is not None else []
     return prompts_from_text(texts or []) + from_file
+
+
+def run_of(ctx: typer.Context) -> Run:
+    """How models are found and run: by the command's options that are `Run`'s, under the same names."""
+    from gattn_viz.pipeline.run import Run
+
+    return Run(**{field.name: ctx.params[field.name] for field in fields(Run) if field.name in ctx.params})
 
 
 def check_bootstrap(ctx: typer.Context, ci: float | None) -> None:

@@ -77,7 +77,6 @@ def sink_stats(
     from gattn_viz.metrics.bootstrap import Bootstrap
     from gattn_viz.metrics.measures import SINK_MEASURES, Options, choose_measures
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline.run import Run
     from gattn_viz.pipeline.stats import Wanted, measure
 
     recorder = Recorder(ctx, recipe_paths)
@@ -95,18 +94,7 @@ def sink_stats(
             model or VARIANTS,
             options.chosen_prompts(prompt, prompts, whole_file),
             wanted,
-            Run(
-                checkpoints=checkpoints,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                device_map=device_map,
-                trust_remote_code=trust_remote_code,
-                bos=bos,
-                max_tokens=max_tokens,
-                batch_size=batch_size,
-                chunk=chunk,
-            ),
+            options.run_of(ctx),
             progress,
             recorder.on_model if where.is_file else None,
         )

@@ -99,26 +99,23 @@ def _output_format(output: Path | None, asked: Format | None) -> Format:
 def _write_file(table: pd.DataFrame, path: Path, output_format: Format, recorder: Recorder) -> None:
     from gattn_viz.files import replacing
     from gattn_viz.recipe.content import FileMade
-    from gattn_viz.recipe.stored import with_recipe, write_sidecar
+    from gattn_viz.recipe.stored import with_recipe, write_with_sidecar
 
     paths = {model: " and ".join(used) for model, used in table.attrs["attention_path"].items()}
     recipe = recorder.recipe(FileMade("table", output_format, tuple(paths)), paths)
     content = _encode(table, output_format)
-    with replacing(path) as temporary:
-        temporary.write_bytes(with_recipe(content, recipe) if output_format == "parquet" else content)
     if output_format != "parquet":
-        write_sidecar(recipe, path)
+        write_with_sidecar(content, recipe, path)
+        return
+    with replacing(path) as temporary:
+        temporary.write_bytes(with_recipe(content, recipe))
 
 
 def write_csv(table: pd.DataFrame, path: Path, recipe: Recipe) -> Path:
     """Write a figure's numbers beside it, with their recipe."""
-    from gattn_viz.files import replacing
-    from gattn_viz.recipe.stored import write_sidecar
+    from gattn_viz.recipe.stored import write_with_sidecar
 
-    with replacing(path) as temporary:
-        temporary.write_bytes(_encode(table, "csv"))
-    write_sidecar(recipe, path)
-    return path
+    return write_with_sidecar(_encode(table, "csv"), recipe, path)
 
 
 def _write_stdout(table: pd.DataFrame, output_format: Format) -> None:

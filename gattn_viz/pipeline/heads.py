@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.metrics.gate_measures import GATE_MEASURES, WITHOUT_GATE, GateOptions
+from gattn_viz.metrics.compared import CompareOptions
+from gattn_viz.metrics.gate_measures import GATE_MEASURES, WITHOUT_GATE
 from gattn_viz.metrics.measures import SINK_MEASURES, choose_measures
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.gates import require_gate
@@ -29,8 +30,6 @@ def head_table(
 ) -> pd.DataFrame:
     """What `sink_stats` and `gate_stats` say of each head, with their default options, in the order asked for.
 
-    Measures of both kinds take a run each.
-
     Args:
         measures: names in `SINK_MEASURES` and `GATE_MEASURES`, but `perplexity`, which is a model's.
         models, prompts, run: see `sink_stats`.
@@ -49,22 +48,9 @@ def head_table(
     choose_measures(names, tuple(of_heads.values()))
     if set(names) <= {one.name for one in GATE_MEASURES} - set(WITHOUT_GATE):
         require_gate(models, run)
-    of_sinks = tuple(one for one in SINK_MEASURES if one.name in names)
-    of_gates = tuple(one for one in GATE_MEASURES if one.name in names and one not in of_sinks)
-    kinds = [Wanted(of_sinks)] if of_sinks else []
-    kinds += [Wanted(of_gates, options=GateOptions())] if of_gates else []
-    found: pd.DataFrame | None = None
-    for wanted in kinds:
-        table, _ = measure(models, prompts, wanted, run, progress, on_model if found is None else None)
-        if found is None:
-            found = table
-        else:
-            more = table[[*KEYS, *table.columns.difference(found.columns, sort=False)]]
-            paths = found.attrs
-            found = found.merge(more, on=KEYS, how="left")
-            found.attrs = paths
-    assert found is not None
-    rest = [column for column in found if column not in (*KEYS, *names)]
-    result = found[[*KEYS, *names, *rest]]
-    result.attrs = found.attrs
+    wanted = Wanted(tuple(of_heads[name] for name in names), options=CompareOptions())
+    table, _ = measure(models, prompts, wanted, run, progress, on_model)
+    rest = [column for column in table if column not in (*KEYS, *names)]
+    result = table[[*KEYS, *names, *rest]]
+    result.attrs = table.attrs
     return result

@@ -32,6 +32,14 @@ def sidecar(path: str | os.PathLike[str]) -> Path:
     return target.with_name(target.name + SIDECAR)
 
 
+def write_with_sidecar(content: bytes, recipe: Recipe, path: Path) -> Path:
+    """Write a file that cannot hold its recipe, and the recipe beside it; its path."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    write_sidecar(recipe, path)
+    return path
+
+
 def write_sidecar(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     """Write the recipe beside `path`, which has just been written; nothing beside a pipe or a device."""
     if is_stream(path):
