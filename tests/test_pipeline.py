@@ -18,6 +18,7 @@ import torch
 
 import gattn_viz
 from gattn_viz import GattnVizError, Options, Prompt, Run, attention_maps, sink_stats
+from gattn_viz.capture import run as capture_run
 from gattn_viz.capture.collector import Request
 from gattn_viz.capture.run import stream
 from gattn_viz.metrics.layer import LayerSums
@@ -530,3 +531,19 @@ def test_public_names_exist() -> None:
         assert getattr(gattn_viz, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = gattn_viz.nonsense
+
+
+def test_projections_are_looked_up_once_a_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    original = capture_run.output_projections
+    monkeypatch.setattr(capture_run, "output_projections", lambda *of: looked.append(1) or original(*of))
+    steps: list[tuple[str, int, int]] = []
+    texts = ["the cat", "the cat sat on the mat", "rain"]
+    models = ["baseline", "gate_headwise"]
+    maps = attention_maps(models, texts, weight="output", run=run, progress=lambda *step: steps.append(step))
+    assert len(looked) == len(models)
+    assert steps == [(model, done, 3) for model in models for done in (1, 2, 3)]
+    # and each prompt has its own maps, whatever order they ran in
+    for text, one in zip(texts, maps[:3], strict=True):
+        [alone] = attention_maps(["baseline"], [text], weight="output", run=run)
+        np.testing.assert_array_equal(one.probabilities, alone.probabilities)

@@ -38,6 +38,7 @@ def capture(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     request: Request,
+    on_prompt: OnPrompt | None = None,
     *,
     batch_size: int = 1,
     chunk: int | None = None,
@@ -48,9 +49,10 @@ def capture(
         model: a causal LM of transformers, the project's own or any that goes through the attention interface.
         prompts: token ids, one list a prompt, at least one token each.
         request: what to keep. A map costs its cells, heads x T x T floats when it is exact and whole.
+        on_prompt: see `stream`.
         batch_size: prompts run together, padded on the right. Padding never counts: the result is the same.
         chunk: tokens of one forward pass, with a KV cache from one to the next; None is all of them. The result is
-            the same, but for the residual stream's median, which is then right to .05 %.
+            the same, but for the median of a large residual stream, which is then right to .05 %.
 
     Returns:
         for each prompt its layers, from 1. A hybrid model's layers without softmax attention are not in it.
@@ -64,7 +66,7 @@ def capture(
     def keep(prompt: int, layer: LayerCapture) -> None:
         captures[prompt][layer.layer] = layer
 
-    stream(model, prompts, request, keep, batch_size=batch_size, chunk=chunk)
+    stream(model, prompts, request, keep, on_prompt, batch_size=batch_size, chunk=chunk)
     return captures
 
 

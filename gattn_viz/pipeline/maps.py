@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from numbers import Integral
 from typing import Literal
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from gattn_viz.capture.checks import check_request
 from gattn_viz.capture.collector import LayerCapture, Request, Weight
 from gattn_viz.capture.hooks import decoder_layers
-from gattn_viz.capture.run import capture
+from gattn_viz.capture.run import OnPrompt, capture
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.metrics.weights import Quantity, quantity
@@ -121,8 +122,11 @@ def attention_maps(
         for prompt in encoded:
             _check_keys_left(prompt, view)
         of_prompts = [view.cells(len(prompt.ids), f"prompt {prompt.prompt.id!r}") for prompt in encoded]
-        for done, (prompt, cells) in enumerate(zip(encoded, of_prompts, strict=True), start=1):
-            [captured] = capture(model, [prompt.ids], request, chunk=run.chunk)
+        on_prompt = _count_prompts(progress, label, len(encoded))
+        # in one go: what has to be found out about the model, such as its projections, is so once
+        captures = capture(model, [prompt.ids for prompt in encoded], request, on_prompt, chunk=run.chunk)
+        for prompt, cells in zip(encoded, of_prompts, strict=True):
+            captured = captures.pop(0)  # each is let go of when it is copied
             check_softmax(chosen, captured, label)
             for layer in chosen:
                 seen = _map(captured[layer])[:, cells.causal_pairs() > 0]
@@ -147,10 +151,15 @@ def attention_maps(
                     gate=_gate(loaded.config),
                 )
             )
-            if progress is not None:
-                progress(label, done, len(encoded))
         del loaded, model  # before the next one is loaded
     return result
+
+
+def _count_prompts(progress: Progress | None, label: str, prompts: int) -> OnPrompt | None:
+    if progress is None:
+        return None
+    done = count(1)
+    return lambda prompt, loss: progress(label, next(done), prompts)
 
 
 def _require_gates(models: Sequence[str], run: Run) -> None:
