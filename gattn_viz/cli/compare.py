@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gattn_viz.cli import messages, options
+from gattn_viz.cli import figure_output, messages, options
 from gattn_viz.cli.recording import Recorder
 
 if TYPE_CHECKING:
@@ -95,14 +95,7 @@ def compare(
             rich_help_panel=COSTS,
         ),
     ] = False,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Layers of the maps, from 1, such as 1,7,21-28, or all. Default: the first, those at a quarter "
-            "and three quarters, the last.",
-            show_default=False,
-        ),
-    ] = None,
+    layers: figure_output.Layers = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -114,15 +107,12 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    output_format: Annotated[
-        Literal["png", "pdf", "svg"],
-        typer.Option("--format", help="Of the figures.", rich_help_panel=options.OUTPUT),
-    ] = "png",
+    output_format: figure_output.Format = "png",
     recipe_paths: options.RecipePaths = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    chosen_layers = layers if layers in (None, "all") else options.parse_numbers(layers, "all, or layers")
+    chosen_layers = figure_output.chosen_layers(layers)
 
     os.environ["MPLBACKEND"] = "agg"
     from gattn_viz.metrics.bootstrap import Bootstrap

@@ -9,6 +9,14 @@ import typer
 
 from gattn_viz.cli import options
 
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        help="Layers of maps, from 1, such as 1,7,21-28, or all. Default: the first, those at a quarter and three "
+        "quarters, the last.",
+        show_default=False,
+    ),
+]
 Directory = Annotated[
     Path,
     typer.Option(
@@ -35,3 +43,12 @@ Font = Annotated[
     str | None,
     typer.Option(help="A font family or file to prefer for tokens.", show_default=False),
 ]
+
+
+def chosen_layers(layers: str | None) -> str | tuple[int, ...] | None:
+    """What --layers says: None, `all`, or the numbers.
+
+    Raises:
+        typer.BadParameter: it says something else.
+    """
+    return layers if layers in (None, "all") else options.parse_numbers(layers, "all, or layers")

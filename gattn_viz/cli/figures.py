@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gattn_viz.cli import messages, options
+from gattn_viz.cli import figure_output, messages, options
 from gattn_viz.cli.recording import Recorder
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ def figures(
     list_figures: Annotated[
         bool, typer.Option("--list", help="Say what each figure shows, and which of the paper's it is.")
     ] = False,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Of attention_maps: layers from 1, such as 1,7,21,28, or all. Default: the first, those at a "
-            "quarter and three quarters, the last.",
-            show_default=False,
-        ),
-    ] = None,
+    layers: figure_output.Layers = None,
     first_row: Annotated[
         Literal["exclude", "include"],
         typer.Option(help="Whether the first query, which sees itself alone, counts in first_token_mass."),
@@ -109,7 +102,7 @@ def figures(
     if list_figures:
         _print_list()
         return
-    some_layers = layers if layers in (None, "all") else options.parse_numbers(layers, "all, or layers")
+    some_layers = figure_output.chosen_layers(layers)
 
     from gattn_viz.figures.fonts import user_family
     from gattn_viz.models.names import VARIANTS

@@ -41,14 +41,7 @@ def gate_maps(
     max_tokens: options.MaxTokens = None,
     bos: options.Bos = "auto",
     chunk: options.Chunk = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Layers from 1, such as 1,7,21-28, or all. Default: the first, those at a quarter and three "
-            "quarters, the last.",
-            show_default=False,
-        ),
-    ] = None,
+    layers: figure_output.Layers = None,
     heads: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +63,7 @@ def gate_maps(
     debug: options.Debug = False,
 ) -> None:
     heads = heads or ("mean" if text else "all")
-    chosen_layers = layers if layers in (None, "all") else options.parse_numbers(layers, "all, or layers")
+    chosen_layers = figure_output.chosen_layers(layers)
     chosen_heads = heads if heads in ("mean", "all") else options.parse_numbers(heads, "mean, all, or heads")
     if vmax == 0:
         raise typer.BadParameter("--vmax 0 leaves no range; expected more than 0")

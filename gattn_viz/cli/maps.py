@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gattn_viz.cli import messages, options
+from gattn_viz.cli import figure_output, messages, options
 from gattn_viz.cli.file_names import file_stems
 from gattn_viz.cli.recording import Recorder
 
@@ -46,14 +46,7 @@ def maps(
     max_tokens: options.MaxTokens = None,
     bos: options.Bos = "auto",
     chunk: options.Chunk = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Layers from 1, such as 1,7,21-28, or all. Default: the first, those at a quarter and three "
-            "quarters, the last.",
-            show_default=False,
-        ),
-    ] = None,
+    layers: figure_output.Layers = None,
     heads: Annotated[
         str, typer.Option(help="mean (one map a layer), all, or heads from 1 such as 1,4-6 (a map for each).")
     ] = "mean",
@@ -100,30 +93,12 @@ def maps(
             rich_help_panel=VIEW,
         ),
     ] = "max",
-    scale: Annotated[Literal["linear", "sqrt", "log"], typer.Option(help="How values become colours.")] = "linear",
-    vmax: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="The value of the last colour. Default: the largest that is drawn.", show_default=False
-        ),
-    ] = None,
-    font: Annotated[
-        str | None,
-        typer.Option(help="A font family or file to prefer for tokens.", show_default=False),
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="Where figures are written.", rich_help_panel=options.OUTPUT
-        ),
-    ] = Path("figs"),
-    output_format: Annotated[
-        Literal["png", "pdf", "svg"],
-        typer.Option("--format", help="Of the figures.", rich_help_panel=options.OUTPUT),
-    ] = "png",
-    dpi: Annotated[
-        int, typer.Option(min=20, max=2400, help="Pixels per inch.", rich_help_panel=options.OUTPUT)
-    ] = 200,
+    scale: figure_output.Scale = "linear",
+    vmax: figure_output.Vmax = None,
+    font: figure_output.Font = None,
+    output: figure_output.Directory = Path("figs"),
+    output_format: figure_output.Format = "png",
+    dpi: figure_output.Dpi = 200,
     raw: Annotated[
         bool,
         typer.Option(
@@ -137,7 +112,7 @@ def maps(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    chosen_layers = layers if layers in (None, "all") else options.parse_numbers(layers, "all, or layers")
+    chosen_layers = figure_output.chosen_layers(layers)
     chosen_heads = heads if heads in ("mean", "all") else options.parse_numbers(heads, "mean, all, or heads")
     query_span = parse_span(queries, "queries")
     key_span = seen_keys(query_span, parse_span(keys, "keys"), drop_first)
