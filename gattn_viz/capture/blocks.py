@@ -67,8 +67,6 @@ def attend_in_blocks(
         sums: take up what is in `needs`; needs an output.
         wanted: takes up its rows.
     """
-    if not len(attention.q):
-        return  # a chunk in which this prompt has ended
     buffers = _Buffers()
     kv_heads = [
         _KVHead(attention, index, buffers, needs, None if output is None else output[:, index])

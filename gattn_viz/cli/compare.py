@@ -112,7 +112,7 @@ def compare(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    chosen_layers = figure_output.chosen_layers(layers)
+    some_layers = figure_output.chosen_layers(layers)
 
     os.environ["MPLBACKEND"] = "agg"
     from gattn_viz.metrics.bootstrap import Bootstrap
@@ -121,6 +121,7 @@ def compare(
     from gattn_viz.models.names import VARIANTS
     from gattn_viz.pipeline import attention_maps
     from gattn_viz.pipeline import compare as compare_models
+    from gattn_viz.pipeline.maps import check_layers
     from gattn_viz.prompts import default_prompts
 
     with options.wrong_use():
@@ -130,6 +131,8 @@ def compare(
     models = model or VARIANTS
     chosen_prompts = options.chosen_prompts(prompt, prompts, whole_file) or default_prompts()
     to_files = output is not None and output != Path("-")
+    if to_files and isinstance(some_layers, tuple):
+        check_layers(models, some_layers, run)  # not after minutes of measuring
     with messages.progress(quiet) as progress:
         found = compare_models(
             models,
@@ -154,7 +157,7 @@ def compare(
             maps = attention_maps(
                 models,
                 chosen_prompts[:1],
-                layers=chosen_layers,  # type: ignore[arg-type]
+                layers=some_layers,  # type: ignore[arg-type]
                 view=MapView(max_cells=512),
                 run=run,
                 progress=progress,

@@ -128,7 +128,21 @@ def _read(path: Path) -> pd.DataFrame:
         raise GattnVizError(
             f"--table {path} is no file; expected what sink-stats or gate-stats wrote: check the path"
         )
-    return read_table(path, kind)
+    table = read_table(path, kind)
+    _warn_of_holes(table, path.name)
+    return table
+
+
+def _warn_of_holes(table: pd.DataFrame, name: str) -> None:
+    """A table that was cut or edited looks like one of a model with fewer heads in some layers."""
+    if not {"model", "layer", "head"} <= set(table.columns):
+        return  # which is an error of its own
+    for model, rows in table.groupby("model", sort=False):
+        expected = rows["layer"].nunique() * rows["head"].nunique()
+        if len(rows) < expected:
+            messages.log.warning(
+                "%s has %d of %d heads of %s: the others are blank", name, len(rows), expected, model
+            )
 
 
 def _view(table: Path | None) -> str | None:

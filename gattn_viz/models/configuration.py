@@ -61,3 +61,8 @@ class GatedQwen3Config(Qwen3Config):
     def gate_channels(self) -> int:
         """Gate scores of one head at one token: 0, 1 (headwise) or head_dim (elementwise)."""
         return {None: 0, "headwise": 1, "elementwise": self.head_dim}[self.gate]
+
+
+def gate_of(config: object) -> str | None:
+    """The gate of a model of the paper's; None without one, and of any other model."""
+    return config.gate if isinstance(config, GatedQwen3Config) else None

@@ -19,7 +19,7 @@ from gattn_viz.metrics.extremes import Extremes
 from gattn_viz.metrics.gate_measures import GATE_MEASURES, WITHOUT_GATE, GateOptions
 from gattn_viz.metrics.measures import choose_measures
 from gattn_viz.models.checkpoint_config import load_config
-from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.configuration import gate_of
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log
@@ -86,7 +86,7 @@ def require_gate(models: Sequence[str], run: Run, measures: Iterable[str] | None
 def any_gate(models: Sequence[str], run: Run) -> bool:
     """Whether a model has a gate, by their configurations alone."""
     sources = find_models(models, run).values()
-    return any(_has_gate(load_config(source, trust_remote_code=run.trust_remote_code)) for source in sources)
+    return any(gate_of(load_config(source, trust_remote_code=run.trust_remote_code)) for source in sources)
 
 
 def gate_tokens(
@@ -207,7 +207,3 @@ def _in_context(tokenizer: Any, ids: Sequence[int], position: int) -> tuple[str,
     here = position - start
     marked = [f"[{label}]" if place == here else label for place, label in enumerate(labels)]
     return labels[here], "".join(marked).replace(SPACE, " ")
-
-
-def _has_gate(config: Any) -> bool:
-    return isinstance(config, GatedQwen3Config) and config.gate is not None

@@ -19,7 +19,7 @@ from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.metrics.weights import Quantity, quantity
 from gattn_viz.models.checkpoint_config import load_config
-from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.configuration import gate_of
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models
 from gattn_viz.prompts import EncodedPrompt, Prompt, default_prompts
@@ -148,11 +148,21 @@ def attention_maps(
                     device=loaded.device.type,
                     attention_path=" and ".join(sorted(paths)),
                     weight=weight,
-                    gate=_gate(loaded.config),
+                    gate=gate_of(loaded.config),
                 )
             )
         del loaded, model  # before the next one is loaded
     return result
+
+
+def check_layers(models: Sequence[str], layers: Sequence[int], run: Run) -> None:
+    """Raise, before any weights are read, if a model does not have these layers, from 1."""
+    for label, source in find_models(models, run).items():
+        config = load_config(source, trust_remote_code=run.trust_remote_code)
+        n_layers = config.get_text_config().num_hidden_layers
+        for layer in layers:
+            if not 1 <= layer <= n_layers:
+                raise GattnVizError(f"no layer {layer}: {label} has {n_layers} layers; expected 1 to {n_layers}")
 
 
 def _count_prompts(progress: Progress | None, label: str, prompts: int) -> OnPrompt | None:
@@ -168,17 +178,13 @@ def _require_gates(models: Sequence[str], run: Run) -> None:
     without = [
         label
         for label, source in sources.items()
-        if _gate(load_config(source, trust_remote_code=run.trust_remote_code)) is None
+        if gate_of(load_config(source, trust_remote_code=run.trust_remote_code)) is None
     ]
     if without:
         raise GattnVizError(
             f"no gate in {', '.join(without)}; expected models with a gate on the attention output, such as "
             "gate_headwise, for --weight gate: choose them with --model, or another weight"
         )
-
-
-def _gate(config: object) -> str | None:
-    return config.gate if isinstance(config, GatedQwen3Config) else None
 
 
 def _check_numbers(name: str, asked: object, words: str) -> None:

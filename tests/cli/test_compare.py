@@ -186,3 +186,12 @@ def test_prompts_from_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
     done = cli("compare", "--prompts", "p.jsonl", "--no-time", "-q")
     assert np.unique(table(done.out).query("quantity == 'tokens'").note).tolist() == ["2 prompts"]
+
+
+def test_a_layer_that_is_not_there_is_said_before_anything_is_measured(cli: Cli, tmp_path: Path) -> None:
+    done = cli("compare", *PROMPT, "--layers", "1,9", "--no-time", "-o", "out")
+    assert (done.code, done.err) == (
+        1,
+        "gattn-viz: error: no layer 9: baseline has 3 layers; expected 1 to 3\n",
+    )
+    assert not (tmp_path / "out").exists()

@@ -122,3 +122,18 @@ def test_tables_that_cannot_be(cli: Cli) -> None:
         "no column 'honor_after' of numbers"
         in cli("heads", "--table", "prompts.csv", "--measures", "honor_after").err
     )
+
+
+def test_a_table_that_lacks_heads_is_said_to(cli: Cli) -> None:
+    assert cli("sink-stats", *PROMPTS, "-m", "baseline", "--measures", "row_max", "-o", "s.csv", "-q").code == 0
+    lines = Path("s.csv").read_text().splitlines()
+    Path("s.csv").write_text("\n".join(lines[:-1]) + "\n")
+    done = cli("heads", "--table", "s.csv", "--measures", "row_max", "--dpi", "40")
+    assert (done.code, "s.csv has 11 of 12 heads of baseline: the others are blank" in done.err) == (0, True)
+
+
+def test_measures_of_both_kinds_take_one_pass(cli: Cli) -> None:
+    done = cli(
+        "heads", *PROMPTS, "-m", "gate_headwise", "--measures", "first_token_mass,gate_below", "--dpi", "40"
+    )
+    assert done.err.count("gate_headwise attention:") == 1
