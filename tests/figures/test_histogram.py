@@ -51,6 +51,7 @@ def test_of_each_layer() -> None:
     assert np.ma.filled(meshes[0].get_array().astype(float), -1).tolist() == [[100, -1], [-1, -1], [1, 5]]
     assert np.ma.filled(meshes[1].get_array().astype(float), -1).tolist() == [[7, 9000], [-1, -1], [-1, -1]]
     assert [mesh.get_clim() for mesh in meshes] == [(1, 9000), (1, 9000)]
+    assert meshes[0].get_coordinates()[0, :, 0].tolist() == [0, 0.5, 1]
     assert first.get_ylim() == (3.5, 0.5)
     assert (first.get_xlabel(), first.get_ylabel(), bar.get_ylabel()) == ("gate score", "layer", "scores")
 
