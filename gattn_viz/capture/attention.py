@@ -19,12 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from gattn_viz.capture.mask import LazyMask, lazy_mask
+from gattn_viz.capture.mask import GivenMask, LazyMask, Mask, lazy_mask
 from gattn_viz.errors import GattnVizError
 
-# The name must not hold "flash", "sdpa", "flex" or "/": transformers takes these for its own kernels.
+# The names must not hold "flash", "sdpa", "flex" or "/": transformers takes these for its own kernels.
 IMPLEMENTATION = "gattn_viz_capture"
+WITH_TENSOR_MASK = "gattn_viz_capture_with_tensor_mask"
+"""The same for models whose layers compute with their mask."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Attention:
     v: Tensor
     first_query: int
     first_key: int
-    mask: LazyMask
+    mask: Mask
     padding: int
     sequence: int
     softcap: float | None = None
@@ -84,14 +88,18 @@ class Attention:
 class AttentionTaker(Protocol):
     """Computes attention, and keeps of it what was asked for."""
 
+    @property
+    def first_query(self) -> int:
+        """The place in the batch of the first query of this forward pass."""
+
     def place(self, sequence: int) -> slice:
         """Where the tokens of a sequence of the batch lie that are not padding, cached ones included."""
 
-    def attend(self, layer: int, attention: Attention) -> Tensor:
+    def attend(self, attention: Attention) -> Tensor:
         """Compute one sequence's attention output, (Q, K, G, Dv); it has one query at least."""
 
-    def add_output(self, layer: int, output: Tensor) -> None:
-        """A layer's attention output for the whole batch, (B, Q, H, Dv)."""
+    def add_output(self, module: nn.Module, output: Tensor) -> None:
+        """The attention output of a module for the whole batch, (B, Q, H, Dv)."""
 
 
 active_taker: ContextVar[AttentionTaker | None] = ContextVar("active_taker", default=None)
@@ -112,11 +120,12 @@ def capture_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: LazyMask | None,
+    attention_mask: LazyMask | Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Softmax attention of (B, H, Q, D) queries over (B, K, T, D) keys and (B, K, T, Dv) values.
@@ -126,8 +135,9 @@ def capture_attention(
     than float32: autocast ends here.
 
     Args:
-        attention_mask: as `lazy_mask` makes it.
+        attention_mask: as `lazy_mask` makes it; or a tensor, see `GivenMask`.
         softcap, s_aux, position_bias: see `Attention`; s_aux is (H,), position_bias (1 or B, H, Q, T).
+        indices: (B, Q, any), the keys that each query is left with; only with a tensor as the mask.
 
     Returns:
         (B, Q, H, Dv) and None: the weights went to the taker.
@@ -138,14 +148,24 @@ def capture_attention(
     taker = active_taker.get()
     if taker is None:
         raise not_ours(module)
-    if not isinstance(attention_mask, LazyMask):
-        raise RuntimeError(f"{type(module).__name__} made its own mask, or none: what is visible cannot be known")
-    if attention_mask.looks_ahead(query.shape[2]):
+    if attention_mask is None and getattr(module, "is_causal", True) is False:
+        # not of tokens to tokens: such as of each token to its own states in earlier layers (Inkling)
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, None, scaling=scaling, **kwargs)
+    mask: Mask
+    if isinstance(attention_mask, Tensor):
+        mask = GivenMask.of(attention_mask, indices, taker.first_query, type(module).__name__)
+    elif isinstance(attention_mask, LazyMask) and indices is None:
+        mask = attention_mask
+    else:
+        raise GattnVizError(
+            f"{type(module).__name__} made its own mask, or none, so that what is visible cannot be known; "
+            "expected that of transformers' masking functions: this model is not supported"
+        )
+    if mask.looks_ahead(query.shape[2]):
         raise GattnVizError(
             f"queries of {type(module).__name__} see keys after them; expected causal attention, as the measures "
             "do: this model is not supported"
         )
-    layer: int = module.layer_idx  # type: ignore[assignment]
     batch, heads, queries, _ = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -155,7 +175,7 @@ def capture_attention(
         """(H, Q, ...) to (Q, K, G, ...): the query heads of one KV head side by side, so that no key is copied."""
         return x.transpose(0, 1).unflatten(1, (kv_heads, heads // kv_heads)).to(dtype)
 
-    first_query, first_key = attention_mask.first_query, attention_mask.first_key  # places in the batch, from 0
+    first_query, first_key = mask.first_query, mask.first_key  # places in the batch, from 0
     outputs = []
     for sequence in range(batch):
         place = taker.place(sequence)
@@ -174,7 +194,7 @@ def capture_attention(
             value[sequence, :, columns].to(dtype),
             first_query + rows.start - place.start,
             first_key + columns.start - place.start,
-            attention_mask,
+            mask,
             place.start,
             sequence,
             softcap,
@@ -182,11 +202,11 @@ def capture_attention(
             bias,
         )
         with torch.autocast(query.device.type, enabled=False):
-            attended = taker.attend(layer, attention).flatten(1, 2).to(query.dtype)  # (rows, H, Dv)
+            attended = taker.attend(attention).flatten(1, 2).to(query.dtype)  # (rows, H, Dv)
         padding = (0, 0, 0, 0, rows.start, queries - rows.stop)
         outputs.append(functional.pad(attended, padding) if any(padding) else attended)
     output = torch.stack(outputs) if batch > 1 else outputs[0][None]
-    taker.add_output(layer, output)
+    taker.add_output(module, output)
     return output, None
 
 
@@ -200,3 +220,5 @@ def _overlap(place: slice, first: int, count: int) -> slice:
 # functions stay, and do nothing until a model is set to them.
 AttentionInterface.register(IMPLEMENTATION, capture_attention)
 AttentionMaskInterface.register(IMPLEMENTATION, lazy_mask)
+AttentionInterface.register(WITH_TENSOR_MASK, capture_attention)
+AttentionMaskInterface.register(WITH_TENSOR_MASK, eager_mask)

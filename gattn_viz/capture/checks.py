@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.collector import Request
-from gattn_viz.capture.hooks import decoder_layers, gated_attention
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.metrics.layer import NEEDS
 from gattn_viz.metrics.weights import Weight
@@ -26,24 +26,26 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
     Where a configuration does not give all layers one number of heads, a head that is not there shows as soon as
     its layer runs.
     """
-    layers = len(decoder_layers(model))
     for field in ("maps", "gates", "outputs"):
         chosen = getattr(request, field)
         if not isinstance(chosen, (set, frozenset)) or not all(map(_is_whole, chosen)):
-            raise GattnVizError(
-                f"{field} is {chosen!r}; expected a set of layers, such as frozenset({{1, {layers}}})"
-            )
-        for layer in sorted(chosen):
-            if not 1 <= layer <= layers:
-                raise GattnVizError(f"no layer {layer}: {name} has {layers} layers; expected 1 to {layers}")
+            raise GattnVizError(f"{field} is {chosen!r}; expected a set of layers, such as frozenset({{1, 3}})")
     _check_heads(request.heads, getattr(model.config.get_text_config(), "num_attention_heads", None), name)
     if not isinstance(request.needs, (set, frozenset)) or not request.needs <= NEEDS:
         unknown = request.needs - NEEDS if isinstance(request.needs, (set, frozenset)) else request.needs
         raise GattnVizError(f"needs has {_shortened(unknown)}; expected a set of {', '.join(sorted(NEEDS))}")
     if request.weight not in get_args(Weight):
         raise GattnVizError(f"weight is {request.weight!r}; expected one of {', '.join(get_args(Weight))}")
-    if request.weight == "gate" and not gated_attention(model):
-        raise GattnVizError(f"no gate in {name}; expected one for maps of the weight gate: choose another weight")
+    parts = anatomy(model)  # costs a run, if it is the first
+    layers = len(parts.layers)
+    for layer in sorted(request.maps | request.gates | request.outputs):
+        if not 1 <= layer <= layers:
+            raise GattnVizError(f"no layer {layer}: {name} has {layers} layers; expected 1 to {layers}")
+    if request.weight == "gate" and not parts.gates:
+        why = f" ({parts.refusal})" if parts.refusal else ""
+        raise GattnVizError(
+            f"no gate in {name}{why}; expected one for maps of the weight gate: choose another weight"
+        )
 
 
 def _check_heads(chosen: object, heads: object, name: str) -> None:

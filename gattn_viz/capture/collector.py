@@ -1,20 +1,20 @@
 """What may be asked of a capture, what comes back, and the object that gathers it while the model runs.
 
 Axis letters: B batch, H query heads, K KV heads, Q queries of one forward pass, T tokens, D head_dim, C gate
-channels. Layers and heads are 1-based in `Request` and `LayerCapture`, as everywhere a person sees one; the
-model's own `layer_idx`, and the methods called from hooks, are 0-based.
+channels. Layers and heads are 1-based in `Request` and `LayerCapture`, as everywhere a person sees one; inside
+they are 0-based. Layers count in the order in which they run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from gattn_viz.capture import fused
 from gattn_viz.capture.attention import Attention, active_taker
@@ -124,7 +124,8 @@ class Collector:
         places: for each sequence, where its tokens lie that are not padding.
         on_layer: called with (sequence, layer's capture) at the end of each layer.
         chunk: which of the batch's places the forward pass of the moment is about.
-        projections: by `layer_idx`, what `head_factors` gives; for maps of the weight `output`.
+        projections: by layer, what `head_factors` gives; for maps of the weight `output`.
+        indirect: attention modules whose gate multiplies what another module made of their output.
     """
 
     request: Request
@@ -132,21 +133,35 @@ class Collector:
     on_layer: OnLayer
     chunk: range
     projections: Mapping[int, Tensor] = field(default_factory=dict)
+    indirect: Collection[nn.Module] = ()
+    layer: int | None = None  # that is running
+    passed: int = 0  # layers of this forward pass that have begun
     gates: dict[int, Tensor] = field(default_factory=dict)  # (B, Q, H, C), of layers on their way to attention
     running: dict[int, list[_Partial]] = field(default_factory=dict)
-    layers_seen: set[int] = field(default_factory=set)
+
+    @property
+    def first_query(self) -> int:
+        return self.chunk.start
 
     def place(self, sequence: int) -> slice:
         return self.places[sequence]
 
-    def attend(self, layer: int, attention: Attention) -> Tensor:
+    def begin_pass(self) -> None:
+        self.passed = 0
+
+    def begin_layer(self, module: nn.Module) -> None:
+        self.layer = self.passed
+        self.passed += 1
+
+    def attend(self, attention: Attention) -> Tensor:
         """Compute a sequence's attention by the cheapest path that gives what is asked for."""
+        layer = self._running_layer()
         partial = self._partials(layer)[attention.sequence]
         needs = self.request.needs & OF_ATTENTION
         if partial.heads == 0:
             self._begin(partial, layer, attention)
         if attention.first_query != partial.queries:
-            raise _runs_twice(layer)
+            raise _not_in_turn(layer)
         partial.queries += len(attention.q)
         if "values" in self.request.needs:
             new = attention.v[:, attention.v.shape[1] - len(attention.q) :]  # cached ones are counted already
@@ -172,8 +187,14 @@ class Collector:
             attend_in_blocks(attention, output=output, sums=partial.sums, needs=needs, wanted=wanted)
         return output
 
-    def add_output(self, layer: int, output: Tensor) -> None:
-        self.gates.pop(layer, None)
+    def add_output(self, module: nn.Module, output: Tensor) -> None:
+        self.gates.pop(self._running_layer(), None)
+        if module not in self.indirect:
+            self.add_multiplied(output)
+
+    def add_multiplied(self, output: Tensor) -> None:
+        """`output` is (B, Q, H, D): what the gate multiplies, or would if there were one."""
+        layer = self._running_layer()
         if layer + 1 in self.request.outputs:
             self._keep(layer, "output_before", output)
         if OF_OUTPUT & self.request.needs:
@@ -182,16 +203,18 @@ class Collector:
                 sums = OutputSums.of(tokens, histogram=histogram)
                 partial.output_before = _plus(partial.output_before, sums)
 
-    def add_gated_output(self, layer: int, output: Tensor, heads: int) -> None:
-        """`output` is (B, Q, H * D), what the output projection receives."""
+    def add_gated_output(self, output: Tensor) -> None:
+        """`output` is (B, Q, H, D), after the gate."""
+        layer = self._running_layer()
         if layer + 1 in self.request.outputs:
-            self._keep(layer, "output_after", output.unflatten(-1, (heads, -1)))
+            self._keep(layer, "output_after", output)
         if "output_after" in self.request.needs:
-            for partial, tokens in self._each(layer, output.unflatten(-1, (heads, -1))):
+            for partial, tokens in self._each(layer, output):
                 partial.output_after = _plus(partial.output_after, OutputSums.of(tokens))
 
-    def add_gate(self, layer: int, logits: Tensor, scores: Tensor) -> None:
-        """`logits` and `scores` are (B, Q, H, C); before the layer's attention."""
+    def add_gate(self, logits: Tensor, scores: Tensor) -> None:
+        """`logits` and `scores` are (B, Q, H, C)."""
+        layer = self._running_layer()
         if self.request.weight != "probability" and layer + 1 in self.request.maps:
             self.gates[layer] = scores
         if layer + 1 in self.request.gates:
@@ -214,8 +237,10 @@ class Collector:
             for partial, tokens in self._each(layer, scores):
                 partial.gate_tokens.append(tokens.float().mean(2))
 
-    def end_layer(self, layer: int, residual: Tensor) -> None:
+    def end_layer(self, residual: Tensor) -> None:
         """The model is through with a layer; `residual` (B, Q, hidden) is the residual stream after it."""
+        layer = self._running_layer()
+        self.layer = None
         if self.gates.pop(layer, None) is not None:  # attention takes it: it came too late
             raise GattnVizError(
                 f"layer {layer + 1} computes its gate after its attention; expected it before, for weighted maps: "
@@ -235,11 +260,12 @@ class Collector:
                 finally:
                     active_taker.reset(own)
 
+    def _running_layer(self) -> int:
+        assert self.layer is not None  # an anatomy has no attention elsewhere
+        return self.layer
+
     def _partials(self, layer: int) -> list[_Partial]:
         if layer not in self.running:
-            if layer in self.layers_seen:
-                raise _runs_twice(layer)
-            self.layers_seen.add(layer)
             self.running[layer] = [_Partial(place.stop - place.start) for place in self.places]
         return self.running[layer]
 
@@ -355,10 +381,10 @@ def _add_fused(sums: AttentionSums, needs: frozenset[Need], attention: Attention
         sums.add_entropy(every, fused.entropy(attention).flatten(1, 2).T, seen)
 
 
-def _runs_twice(layer: int) -> GattnVizError:
+def _not_in_turn(layer: int) -> GattnVizError:
     return GattnVizError(
-        f"layer {layer + 1} attends more than once in a forward pass; expected once: looped models are not "
-        "supported"
+        f"layer {layer + 1} does not attend to the tokens in their order, each once; expected it to: this model "
+        "is not supported"
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from gattn_viz.capture.hooks import backbone
+from gattn_viz.capture.layers import backbone
 
 # Logits that are computed together: 16 MB in float32.
 LOGITS = 4 * 1024 * 1024

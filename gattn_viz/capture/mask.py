@@ -1,14 +1,15 @@
 """The attention mask as a function: a tile at a time, never T x T.
 
 transformers makes one mask for all layers of a kind and hands it to each. Instead of a tensor it is given this
-object, which keeps the rule and evaluates it where it is asked.
+object, which keeps the rule and evaluates it where it is asked. Layers that compute with their mask, such as those
+that choose some keys for each query, need the tensor, and get it: they are T x T themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +18,24 @@ from transformers.masking_utils import causal_mask_function
 from gattn_viz.errors import GattnVizError
 
 
-class _NotATensor(GattnVizError, AttributeError):
+class NotATensor(GattnVizError, AttributeError):
     """A layer computes with its mask. (An AttributeError too, so that `hasattr` can ask.)"""
+
+
+class Mask(Protocol):
+    """Which keys each query sees, as attention asks for it; see `LazyMask`."""
+
+    @property
+    def plain(self) -> bool: ...
+    @property
+    def local_size(self) -> int | None: ...
+    @property
+    def first_query(self) -> int: ...
+    @property
+    def first_key(self) -> int: ...
+    def bounds(self, queries: range) -> range: ...
+    def tile(self, sequence: int, queries: range, keys: range) -> Tensor: ...
+    def looks_ahead(self, queries: int) -> bool: ...
 
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -88,7 +105,7 @@ class LazyMask:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise _NotATensor(
+        raise NotATensor(
             f"this model's layers compute with their attention mask (its {name!r}), which is a rule here and no "
             "tensor: its attention cannot be captured"
         )
@@ -96,6 +113,71 @@ class LazyMask:
     def __getitem__(self, index: object) -> LazyMask:
         """Itself: some layers cut their mask to the keys that they have, which it ends at anyway."""
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class GivenMask:
+    """A mask that is a tensor, as it comes from a layer that computes with it.
+
+    Attributes:
+        visible: (1 or B, Q, K) boolean: True is visible.
+        first_query, first_key: see `LazyMask`.
+    """
+
+    visible: Tensor
+    first_query: int
+    first_key: int
+    plain = False
+    local_size = None
+
+    @classmethod
+    def of(cls, mask: Tensor, chosen: Tensor | None, first_query: int, layer: str) -> GivenMask:
+        """From what a layer hands to its attention function.
+
+        Args:
+            mask: (1 or B, 1, Q, K), additive or boolean.
+            chosen: (B, Q, any) indices of the keys that each query is left with; None is all of them.
+            first_query: its place in the batch.
+            layer: what to call it in an error.
+
+        Raises:
+            GattnVizError: the mask is not one for all heads, adds anything but 0 to what is visible, or has keys
+                that are no tokens.
+        """
+        if mask.dtype == torch.bool:
+            visible = mask
+        else:
+            visible = mask > torch.finfo(mask.dtype).min / 2
+            if mask.shape[1] != 1 or (mask[visible] != 0).any():
+                raise NotATensor(
+                    f"{layer} adds numbers of its own to its scores by way of the mask; expected a mask that "
+                    "hides keys and nothing else: this model is not supported"
+                )
+        visible = visible[:, 0]
+        if chosen is not None:
+            kept = torch.zeros(len(chosen), *visible.shape[1:], dtype=torch.bool, device=visible.device)
+            visible = visible & kept.scatter_(-1, chosen.long(), True)
+        first_key = first_query + visible.shape[1] - visible.shape[2]
+        if first_key < 0:
+            raise NotATensor(
+                f"{layer} attends to {-first_key} keys that are no tokens, such as summaries of several; expected "
+                "tokens alone: this model is not supported with prompts of this length"
+            )
+        return cls(visible, first_query, first_key)
+
+    def bounds(self, queries: range) -> range:
+        """Keys that any of the queries may see."""
+        return range(self.first_key, queries.stop)
+
+    def tile(self, sequence: int, queries: range, keys: range) -> Tensor:
+        """(queries, keys) boolean: True is visible."""
+        rows = slice(queries.start - self.first_query, queries.stop - self.first_query)
+        columns = slice(keys.start - self.first_key, keys.stop - self.first_key)
+        return self.visible[sequence % len(self.visible), rows, columns]
+
+    def looks_ahead(self, queries: int) -> bool:
+        """Whether any query sees a key after it."""
+        return bool(self.visible.triu(self.first_query - self.first_key + 1).any())
 
 
 def lazy_mask(

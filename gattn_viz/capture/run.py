@@ -9,23 +9,24 @@ is as it was: hooks, attention implementation and training mode, even when the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from inspect import signature
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from gattn_viz.capture.attention import IMPLEMENTATION, active_taker
+from gattn_viz.capture.anatomy import Anatomy, anatomy
+from gattn_viz.capture.attention import active_taker
 from gattn_viz.capture.checks import as_token_ids, check_request, check_sizes, real_tokens
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
-from gattn_viz.capture.hooks import backbone, gated_attention, hooked, input_device
+from gattn_viz.capture.hooks import hooked
+from gattn_viz.capture.layers import backbone, input_device
 from gattn_viz.capture.loss import next_token_loss
-from gattn_viz.capture.projection import find_projection, head_factors, listening
+from gattn_viz.capture.model_state import alone, attending_by, evaluating
+from gattn_viz.capture.projection import output_projections
 from gattn_viz.errors import GattnVizError, first_line
 
 PromptCapture = dict[int, LayerCapture]
@@ -92,10 +93,11 @@ def stream(
         on_prompt: called with (prompt, loss) when all layers of a prompt were handed on. The loss is the sum over
             its T - 1 predictions of -log p(next token), in nats; None unless the request has it.
     """
-    check_request(model, request)
     check_sizes(batch_size, chunk)
     ids = as_token_ids(model, prompts)
-    projections = _projections(model, request)
+    check_request(model, request)
+    parts = anatomy(model)
+    projections = _projections(parts, request)
     by_length = sorted(range(len(ids)), key=lambda prompt: -len(ids[prompt]))
     with alone(model):
         if chunk is not None and chunk < len(ids[by_length[0]]):
@@ -108,7 +110,7 @@ def stream(
             def hand_on(sequence: int, layer: LayerCapture, batch: list[int] = batch) -> None:
                 on_layer(batch[sequence], layer)
 
-            losses = _run_batch(model, input_ids, places, request, hand_on, chunk, projections)
+            losses = _run_batch(model, parts, input_ids, places, request, hand_on, chunk, projections)
             for row, prompt in enumerate(batch):
                 if on_prompt is not None:
                     on_prompt(prompt, None if losses is None else losses[row])
@@ -137,22 +139,24 @@ def capture_batch(
     Raises:
         GattnVizError: see `capture`.
     """
-    check_request(model, request)
     check_sizes(chunk=chunk)
     places = real_tokens(model, input_ids, attention_mask)
-    projections = _projections(model, request)
+    check_request(model, request)
+    parts = anatomy(model)
+    projections = _projections(parts, request)
     with alone(model):
         if chunk is not None and chunk < max(place.stop for place in places):
             check_cache(model)
-        return _run_batch(model, input_ids, places, request, on_layer, chunk, projections)
+        return _run_batch(model, parts, input_ids, places, request, on_layer, chunk, projections)
 
 
-def _projections(model: PreTrainedModel, request: Request) -> dict[int, Tensor]:
-    return output_projections(model, request.maps) if request.weight == "output" else {}
+def _projections(parts: Anatomy, request: Request) -> dict[int, Tensor]:
+    return output_projections(parts, request.maps) if request.weight == "output" else {}
 
 
 def _run_batch(
     model: PreTrainedModel,
+    parts: Anatomy,
     input_ids: Tensor,
     places: list[slice],
     request: Request,
@@ -163,7 +167,8 @@ def _run_batch(
     """As `capture_batch`, of values that are known to be good."""
     length = max(place.stop for place in places)
     step = min(chunk or length, length)
-    collector = Collector(request, places, on_layer, chunk=range(0, step), projections=projections)
+    indirect = {gate.attention for gate in parts.gates if gate.adapter.multiplies is not None}
+    collector = Collector(request, places, on_layer, range(0, step), projections, indirect)
     base = backbone(model)
     input_ids = input_ids[:, :length].to(input_device(model), torch.long)
     attention_mask = torch.zeros_like(input_ids)
@@ -173,7 +178,12 @@ def _run_batch(
     positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     losses = [0.0] * len(places)
     cached = _cache_arguments(model) if step < length else {"use_cache": False}
-    with torch.no_grad(), evaluating(model), capturing(model), hooked(model, collector):
+    with (
+        torch.no_grad(),
+        evaluating(model),
+        attending_by(model, parts.implementation),
+        hooked(model, parts, collector),
+    ):
         token = active_taker.set(collector)
         try:
             for start in range(0, length, step):
@@ -190,16 +200,6 @@ def _run_batch(
                         losses[row] += next_token_loss(model, outputs, input_ids[row], place, collector.chunk, row)
         finally:
             active_taker.reset(token)
-    if not collector.layers_seen:
-        raise GattnVizError(
-            f"{type(model).__name__} computes attention out of sight of transformers' attention interface: "
-            "its maps cannot be captured"
-        )
-    if collector.running:
-        raise GattnVizError(
-            f"{type(model).__name__} attends in layer {min(collector.running) + 1}, which is not in its list of "
-            "layers; expected them to be numbered as they stand there: this model is not supported"
-        )
     return losses if request.loss else None
 
 
@@ -232,123 +232,5 @@ def check_cache(model: PreTrainedModel) -> None:
 
 def _cache_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """What makes one forward pass go on where the last one ended."""
-    name = "cache" if "cache" in signature(backbone(model).forward).parameters else "past_key_values"
+    name = "cache" if "cache" in signature(type(backbone(model)).forward).parameters else "past_key_values"
     return {"use_cache": True, name: DynamicCache(config=model.config)}
-
-
-def output_projections(model: PreTrainedModel, layers: frozenset[int]) -> dict[int, Tensor]:
-    """For each of some layers, from 1, by `layer_idx`: what its output projection does to each head's length.
-
-    Costs a run of the model on a few tokens, which shows where the projection is, and a QR decomposition a layer.
-
-    Returns:
-        see `head_factors`. Layers without softmax attention are not in it.
-
-    Raises:
-        GattnVizError: a layer has none that is known, see `find_projection`.
-    """
-    tokens = list(range(min(4, model.get_input_embeddings().weight.shape[0])))
-    with listening(model, layers) as received:
-        [captured] = capture(model, [tokens], Request(gates=layers, outputs=layers))
-    return {
-        layer - 1: head_factors(find_projection(captured[layer], received[layer], model.dtype), captured[layer])
-        for layer in layers & captured.keys()
-    }
-
-
-def verify_gates(model: PreTrainedModel) -> None:
-    """Show on a few tokens that attention output x gate score is what the output projection receives.
-
-    A wrong split of query and gate gives plausible numbers; this does not find one, but a gate that is hooked at
-    the wrong place, or that something stands behind.
-
-    Raises:
-        GattnVizError: it is not.
-    """
-    gated = frozenset(index + 1 for index in gated_attention(model))
-    if not gated:
-        return
-    tokens = list(range(min(4, model.config.vocab_size)))
-    [layers] = capture(model, [tokens], Request(gates=gated, outputs=gated))
-    for layer in layers.values():
-        assert layer.output_before is not None
-        assert layer.output_after is not None
-        assert layer.gate_scores is not None
-        expected = layer.output_before * layer.gate_scores
-        tolerance = 2 * torch.finfo(model.dtype).eps * expected.abs().max()
-        off = (layer.output_after - expected).abs().max()
-        if off.isnan():
-            continue  # broken weights, which are reported where they are measured
-        if not off <= tolerance:
-            raise GattnVizError(
-                f"layer {layer.layer}: attention output x gate is not what o_proj receives "
-                f"(off by {off:.2g}, expected at most {tolerance:.2g}): the gate cannot be trusted"
-            )
-
-
-_captured: set[int] = set()  # the ids of configurations whose models are being captured
-_captured_lock = Lock()
-
-
-@contextmanager
-def alone(model: PreTrainedModel) -> Iterator[None]:
-    """Let no second capture begin while the context lasts: of the model, or of one that shares a configuration.
-
-    Where attention goes is written in the configuration: one capture would change it under the other.
-    """
-    configs = {id(config) for config in _configurations(model)}
-    with _captured_lock:
-        if configs & _captured:
-            raise GattnVizError(
-                f"{type(model).__name__}, or a model that shares its configuration, is being captured already; "
-                "expected one capture at a time: wait for the other, or take a copy of the model"
-            )
-        _captured.update(configs)
-    try:
-        yield
-    finally:
-        with _captured_lock:
-            _captured.difference_update(configs)
-
-
-def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """The model's, its parts' and those inside of them, each once."""
-    found: dict[int, PreTrainedConfig] = {}
-    waiting = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
-    while waiting:
-        config = waiting.pop(0)
-        if id(config) not in found:
-            found[id(config)] = config
-            inside = [getattr(config, name, None) for name in config.sub_configs]
-            waiting += [config for config in inside if config is not None]
-    return list(found.values())
-
-
-@contextmanager
-def capturing(model: PreTrainedModel) -> Iterator[None]:
-    """Set the model to the capturing attention function, and back."""
-    before = [(config, config._attn_implementation_internal) for config in _configurations(model)]
-    try:
-        model.set_attn_implementation(IMPLEMENTATION)
-        if model.config._attn_implementation != IMPLEMENTATION:
-            # transformers only warns, and goes on with eager attention
-            raise GattnVizError(
-                f"{type(model).__name__} does not use transformers' attention interface: "
-                "its maps cannot be captured"
-            )
-        yield
-    finally:
-        for config, implementation in before:
-            config._attn_implementation_internal = implementation  # without its sub-configurations
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """No dropout; each module's training mode is as before afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

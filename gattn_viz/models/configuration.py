@@ -63,6 +63,6 @@ class GatedQwen3Config(Qwen3Config):
         return {None: 0, "headwise": 1, "elementwise": self.head_dim}[self.gate]
 
 
-def gate_of(config: object) -> str | None:
-    """The gate of a model of the paper's; None without one, and of any other model."""
-    return config.gate if isinstance(config, GatedQwen3Config) else None
+def is_without_gate(config: object) -> bool:
+    """Whether a configuration rules a gate out. That of another family's model says nothing."""
+    return isinstance(config, GatedQwen3Config) and config.gate is None

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from gattn_viz import tables
-from gattn_viz.capture.hooks import backbone
+from gattn_viz.capture.layers import backbone
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.compared import COMPARED_MEASURES, QUANTITIES, CompareOptions

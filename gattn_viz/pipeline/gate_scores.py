@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.collector import LayerCapture, Request
-from gattn_viz.capture.hooks import decoder_layers, gated_attention
 from gattn_viz.capture.run import capture, check_request
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.gates import require_gate
 from gattn_viz.pipeline.maps import choose_layers
-from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, log
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log, no_gate
 from gattn_viz.prompts import Prompt, default_prompts
 from gattn_viz.tokens import token_labels, token_texts
 
@@ -85,13 +85,15 @@ def gate_maps(
     if prompts is None:
         prompts = default_prompts()[:1]
     require_gate(models, run)
-    result = []
+    result, refusals = [], []
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
         model = loaded.model
-        if not gated_attention(model):
+        parts = anatomy(model)
+        refusals.append(parts.refusal)
+        if not parts.gates:
             log.warning("%s has no gate: left out", label)
             continue
-        n_layers = len(decoder_layers(model))
+        n_layers = len(parts.layers)
         n_heads = model.config.get_text_config().num_attention_heads
         chosen = choose_layers(layers, n_layers)
         some_heads = tuple(range(1, n_heads + 1)) if heads in ("all", "mean") else tuple(heads)
@@ -122,6 +124,8 @@ def gate_maps(
             if progress is not None:
                 progress(label, done, len(encoded))
         del loaded, model  # before the next one is loaded
+    if not result:
+        raise no_gate(find_models(models, run), refusals)
     return result
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from gattn_viz import tables
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.checks import check_request
 from gattn_viz.capture.collector import LayerCapture, Request
-from gattn_viz.capture.hooks import decoder_layers, gated_attention
 from gattn_viz.capture.run import stream
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
@@ -19,10 +19,10 @@ from gattn_viz.metrics.extremes import Extremes
 from gattn_viz.metrics.gate_measures import GATE_MEASURES, WITHOUT_GATE, GateOptions
 from gattn_viz.metrics.measures import choose_measures
 from gattn_viz.models.checkpoint_config import load_config
-from gattn_viz.models.configuration import gate_of
+from gattn_viz.models.configuration import is_without_gate
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log, no_gate
 from gattn_viz.pipeline.stats import Wanted, measure
 from gattn_viz.prompts import EncodedPrompt, Prompt
 from gattn_viz.tokens import SPACE, token_labels
@@ -77,16 +77,14 @@ def require_gate(models: Sequence[str], run: Run, measures: Iterable[str] | None
         return
     if not any_gate(models, run):
         otherwise = f", or ask for --measures {','.join(WITHOUT_GATE)}, which need none" if measures else ""
-        raise GattnVizError(
-            f"no gate in {', '.join(find_models(models, run))}; expected a model with a gate on its attention "
-            f"output, such as gate_headwise: add one{otherwise}"
-        )
+        raise no_gate(find_models(models, run), otherwise=otherwise)
 
 
 def any_gate(models: Sequence[str], run: Run) -> bool:
-    """Whether a model has a gate, by their configurations alone."""
+    """Whether a model has a gate, or may have one, by their configurations alone."""
     sources = find_models(models, run).values()
-    return any(gate_of(load_config(source, trust_remote_code=run.trust_remote_code)) for source in sources)
+    configs = (load_config(source, trust_remote_code=run.trust_remote_code) for source in sources)
+    return not all(is_without_gate(config) for config in configs)
 
 
 def gate_tokens(
@@ -121,15 +119,18 @@ def gate_tokens(
     if count < 1:
         raise GattnVizError(f"count is {count} tokens; expected 1 or more")
     require_gate(models, run)
-    tables_of_models, paths = [], {}
+    tables_of_models, paths, refusals = [], {}, []
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
-        if not gated_attention(loaded.model):
+        refusals.append(anatomy(loaded.model).refusal)
+        if not anatomy(loaded.model).gates:
             log.warning("%s has no gate: left out", label)
         else:
             chosen = _Chosen(count, layers, heads)
             table, paths[label] = _tokens_of_model(label, loaded, encoded, chosen, run, progress)
             tables_of_models.append(table)
         del loaded  # before the next one is loaded
+    if not tables_of_models:
+        raise no_gate(find_models(models, run), refusals)
     found = pd.concat(tables_of_models, ignore_index=True)
     found.attrs["attention_path"] = paths
     return found
@@ -160,7 +161,7 @@ def _tokens_of_model(
         gates=frozenset(chosen.layers or ()), heads=None if chosen.heads is None else tuple(chosen.heads)
     )
     check_request(loaded.model, asked, label)
-    steps = len(encoded) * len(decoder_layers(loaded.model))
+    steps = len(encoded) * len(anatomy(loaded.model).layers)
     done = 0
     paths: set[str] = set()
     found: dict[int, tuple[Extremes, Extremes]] = {}

@@ -11,15 +11,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.checks import check_request
 from gattn_viz.capture.collector import LayerCapture, Request, Weight
-from gattn_viz.capture.hooks import decoder_layers
 from gattn_viz.capture.run import OnPrompt, capture
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.metrics.weights import Quantity, quantity
 from gattn_viz.models.checkpoint_config import load_config
-from gattn_viz.models.configuration import gate_of
+from gattn_viz.models.configuration import is_without_gate
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models
 from gattn_viz.prompts import EncodedPrompt, Prompt, default_prompts
@@ -108,7 +108,8 @@ def attention_maps(
     result = []
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
         model = loaded.model
-        n_layers = len(decoder_layers(model))
+        parts = anatomy(model)
+        n_layers = len(parts.layers)
         n_heads = model.config.get_text_config().num_attention_heads
         chosen = choose_layers(layers, n_layers)
         request = Request(
@@ -127,7 +128,7 @@ def attention_maps(
         captures = capture(model, [prompt.ids for prompt in encoded], request, on_prompt, chunk=run.chunk)
         for prompt, cells in zip(encoded, of_prompts, strict=True):
             captured = captures.pop(0)  # each is let go of when it is copied
-            check_softmax(chosen, captured, label)
+            check_softmax(chosen, parts, label)
             for layer in chosen:
                 seen = _map(captured[layer])[:, cells.causal_pairs() > 0]
                 check_finite(seen.sum(), layer, label, prompt.prompt.id)
@@ -148,7 +149,7 @@ def attention_maps(
                     device=loaded.device.type,
                     attention_path=" and ".join(sorted(paths)),
                     weight=weight,
-                    gate=gate_of(loaded.config),
+                    gate=parts.gate_kind,
                 )
             )
         del loaded, model  # before the next one is loaded
@@ -173,12 +174,12 @@ def _count_prompts(progress: Progress | None, label: str, prompts: int) -> OnPro
 
 
 def _require_gates(models: Sequence[str], run: Run) -> None:
-    """Raise, before any weights are read, if a model has no gate."""
+    """Raise, before any weights are read, if a model surely has no gate."""
     sources = find_models(models, run)
     without = [
         label
         for label, source in sources.items()
-        if gate_of(load_config(source, trust_remote_code=run.trust_remote_code)) is None
+        if is_without_gate(load_config(source, trust_remote_code=run.trust_remote_code))
     ]
     if without:
         raise GattnVizError(
@@ -215,13 +216,15 @@ def choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[in
     return tuple(layers)
 
 
-def check_softmax(layers: Sequence[int], captured: dict[int, LayerCapture], label: str) -> None:
+def check_softmax(layers: Sequence[int], parts: Anatomy, label: str) -> None:
     """Raise if a layer of a hybrid model that is asked for has no map."""
-    for layer in layers:
-        if layer not in captured:
-            have = ", ".join(map(str, sorted(captured)))
+    have = [number for number, layer in enumerate(parts.layers, start=1) if layer.attention is not None]
+    for number in layers:
+        if number not in have:
+            kind = parts.layers[number - 1].kind
             raise GattnVizError(
-                f"layer {layer} of {label} has no softmax attention, and so no map; expected one of {have}"
+                f"layer {number} of {label} has no softmax attention{f' but {kind}' if kind else ''}, and so no "
+                f"map; expected one of {', '.join(map(str, have))}"
             )
 
 

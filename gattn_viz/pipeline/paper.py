@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from gattn_viz import tables
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.collector import Request
-from gattn_viz.capture.hooks import decoder_layers, gated_attention
 from gattn_viz.capture.run import capture, check_request
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.gate_measures import GATE_MEASURES
@@ -221,9 +221,9 @@ def _model_run(label: str, loaded: LoadedModel, encoded: Sequence[EncodedPrompt]
         checkpoint=loaded.source.without_path,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=loaded.device.type,
-        layers=len(decoder_layers(loaded.model)),
+        layers=len(anatomy(loaded.model).layers),
         heads=loaded.config.get_text_config().num_attention_heads,
-        gated=bool(gated_attention(loaded.model)),
+        gated=bool(anatomy(loaded.model).gates),
         prompts=tuple(prompt.prompt.id for prompt in encoded),
         lengths=tuple(len(prompt.ids) for prompt in encoded),
     )
@@ -237,13 +237,14 @@ def _maps(
     run: Run,
 ) -> pd.DataFrame:
     """The cells of some layers' maps on one prompt, mean over heads, those left out whose keys are all later."""
-    chosen = choose_layers(layers, len(decoder_layers(loaded.model)))
+    parts = anatomy(loaded.model)
+    chosen = choose_layers(layers, len(parts.layers))
     view = MapView(max_cells=MAP_CELLS)
     request = Request(maps=frozenset(chosen), heads="mean", view=view)
     check_request(loaded.model, request, label)
     cells = view.cells(len(prompt.ids))
     [captured] = capture(loaded.model, [prompt.ids], request, chunk=run.chunk)
-    check_softmax(chosen, captured, label)
+    check_softmax(chosen, parts, label)
     rows, columns = np.nonzero(cells.causal_pairs())
     starts = np.array(cells.queries.starts)
     tokens = token_labels(loaded.tokenizer, prompt.ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gattn_viz.capture.run import verify_gates
+from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import LoadedModel, load
 from gattn_viz.models.names import ModelSource, resolve
@@ -87,16 +87,17 @@ def each_model(
             device_map=run.device_map,
             trust_remote_code=run.trust_remote_code,
         )
-        verify_gates(loaded.model)
         config = loaded.config.get_text_config()
+        parts = anatomy(loaded.model)
         log.info(
             "%s, %s on %s, %d layers of %d heads",
             source.sentence,
             str(loaded.dtype).removeprefix("torch."),
             loaded.device,
-            config.num_hidden_layers,
+            len(parts.layers),
             config.num_attention_heads,
         )
+        _say_what_gate(label, parts)
         encoded = [
             encode(
                 prompt,
@@ -126,6 +127,36 @@ def each_model(
             on_model(label, loaded, encoded)
         yield label, loaded, encoded
         del loaded  # as the caller does
+
+
+def _say_what_gate(label: str, parts: Anatomy) -> None:
+    """What is not plain about a model's gate."""
+    if parts.refusal is not None:
+        log.warning("%s: %s: it is treated as if it had no gate", label, parts.refusal)
+    for adapter, attention in {
+        (gate.adapter, type(gate.attention).__name__) for gate in parts.gates if gate.inferred
+    }:
+        log.warning(
+            "%s: the gate of %s was found by its effect: %s of %s, which is how %s comes about",
+            label,
+            attention,
+            adapter.activation,
+            adapter.source,
+            f"the input of {adapter.reaches}",
+        )
+    if any(gate.adapter.activation == "softplus" for gate in parts.gates):
+        log.info("%s: gate scores are softplus, which has no upper bound: above 1 they amplify", label)
+    if parts.is_looped:
+        log.info("%s goes through layers more than once: they are counted as they run", label)
+
+
+def no_gate(labels: Iterable[str], refusals: Iterable[str | None] = (), otherwise: str = "") -> GattnVizError:
+    """What to say where gates are asked for and no model has one."""
+    found = "; ".join(filter(None, refusals))
+    return GattnVizError(
+        f"no gate in {', '.join(labels)}{f' ({found})' if found else ''}; expected a model with a gate on its "
+        f"attention output, such as gate_headwise: add one{otherwise}"
+    )
 
 
 def _say_what_is_cut(label: str, encoded: Sequence[EncodedPrompt]) -> None:

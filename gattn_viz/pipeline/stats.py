@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gattn_viz import tables
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.collector import LayerCapture, Request
-from gattn_viz.capture.hooks import decoder_layers
 from gattn_viz.capture.run import stream
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
@@ -165,7 +165,7 @@ def _measure_model(
 ) -> _Measured:
     """Run the prompts; each is reduced to its rows layer by layer, added up when it is complete, and forgotten."""
     request = wanted.request
-    steps = len(encoded) * len(decoder_layers(loaded.model))
+    steps = len(encoded) * len(anatomy(loaded.model).layers)
     done = 0
     paths: set[str] = set()
     running: dict[int, list[Rows]] = {}  # of the prompts that are being run, the layers so far

@@ -239,8 +239,13 @@ UNUSUAL: dict[str, Family] = {
     "llama_with_a_window": Family("LlamaForCausalLM", "LlamaConfig", CAUSAL, {"sliding_window": 9}),
     # computes with its mask
     "doge": Family("DogeForCausalLM", "DogeConfig", CAUSAL),
-    # goes through its layers twice
-    "dory": Family("DoryForCausalLM", "DoryConfig", CAUSAL, {"num_experts": 4, "num_experts_per_tok": 2}),
+    # goes through its two layers twice
+    "dory": Family(
+        "DoryForCausalLM",
+        "DoryConfig",
+        dict.fromkeys((1, 2, 3, 4), everything),
+        {"num_experts": 4, "num_experts_per_tok": 2},
+    ),
 }
 
 

@@ -245,14 +245,16 @@ def test_low_precision_is_computed_in_float32() -> None:
     seen = {}
 
     class Taker:
+        first_query = 0
+
         def place(self, sequence: int) -> slice:
             return slice(0, 4)
 
-        def attend(self, layer: int, attention: Attention) -> torch.Tensor:
+        def attend(self, attention: Attention) -> torch.Tensor:
             seen.update(q=attention.q.dtype, k=attention.k.dtype, v=attention.v.dtype)
             return attention.q.new_zeros(attention.q.shape)
 
-        def add_output(self, layer: int, output: torch.Tensor) -> None:
+        def add_output(self, module: torch.nn.Module, output: torch.Tensor) -> None:
             seen["output"] = output.dtype
 
     module = torch.nn.Identity()

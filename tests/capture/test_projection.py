@@ -1,17 +1,17 @@
-"""The output projection is found by what it receives, or refused."""
+"""The output projection, found by what it receives."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
 from torch import nn
 
-from gattn_viz.capture.collector import LayerCapture, Request
-from gattn_viz.capture.projection import find_projection, head_factors, listening
-from gattn_viz.capture.run import capture, output_projections
+from gattn_viz.capture.anatomy import anatomy
+from gattn_viz.capture.projection import head_factors, output_projections
 from gattn_viz.errors import GattnVizError
 from tests.capture.families import SIZES, family_model
 from tests.conftest import GATES, tiny_model
@@ -31,47 +31,50 @@ FIRST = frozenset({1})
 )
 def test_is_the_one_that_the_family_calls_by_its_name(family: str, name: str) -> None:
     model = family_model(family)
-    with listening(model, [1, 2]) as received:
-        [layers] = capture(model, [[3, 4, 5]], Request(gates=frozenset({1, 2}), outputs=frozenset({1, 2})))
-    for layer in (1, 2):
-        found = find_projection(layers[layer], received[layer], model.dtype)
+    for number, layer in enumerate(anatomy(model).layers, start=1):
         attention = next(
             module
             for module in model.modules()
-            if getattr(module, "layer_idx", None) == layer - 1 and hasattr(module, name)
+            if getattr(module, "layer_idx", None) == number - 1 and hasattr(module, name)
         )
-        assert found is getattr(attention, name)
+        assert layer.projection is getattr(attention, name)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_head_factors_give_the_norm_of_what_goes_through() -> None:
     projection = nn.Linear(12, 20)
-    layer = LayerCapture(1, output_before=torch.zeros(1, 3, 4))
-    factors = head_factors(projection, layer)
+    factors = head_factors(projection, 3)
     assert factors.shape == (3, 4, 4)
     x = torch.randn(3, 4)
     for head in range(3):
         whole = torch.zeros(12)
         whole[4 * head : 4 * head + 4] = x[head]
         torch.testing.assert_close((factors[head] @ x[head]).norm(), (projection.weight @ whole).norm())
-    assert head_factors(nn.Linear(12, 2), layer).shape == (3, 2, 4)  # fewer rows than channels
+    assert head_factors(nn.Linear(12, 2), 3).shape == (3, 2, 4)  # fewer rows than channels
 
 
-def test_a_gate_that_is_not_known_is_refused() -> None:
-    with pytest.raises(
-        GattnVizError,
-        match=r"layer 4: what its attention gives reaches no module unchanged: a gate, perhaps; expected an "
-        r"output projection, .*: choose the weight value or probability",
-    ):
-        output_projections(family_model("qwen3_next"), frozenset({4}))
-    assert output_projections(family_model("qwen3_next"), FIRST) == {}  # no softmax attention there
+def test_of_a_hybrid_model_where_there_is_attention() -> None:
+    parts = anatomy(family_model("qwen3_next"))
+    assert list(output_projections(parts, frozenset({1, 4}))) == [3]
 
 
 def test_a_norm_in_between_is_refused() -> None:
     torch.manual_seed(0)
     model = transformers.BitNetForCausalLM(transformers.BitNetConfig(**SIZES)).eval()
-    with pytest.raises(GattnVizError, match=r"layer 1: .* goes to a BitNetRMSNorm, no linear layer"):
-        output_projections(model, FIRST)
+    with pytest.raises(
+        GattnVizError,
+        match=r"layer 1: .* goes to a BitNetRMSNorm, no linear layer; expected an output projection, .*: choose "
+        "the weight value or probability",
+    ):
+        output_projections(anatomy(model), FIRST)
+
+
+def test_what_is_changed_before_any_module_gets_it_is_refused() -> None:
+    model = tiny_model("baseline")
+    attention = model.model.layers[0].self_attn
+    attention.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
+    with pytest.raises(GattnVizError, match=r"layer 1: what its attention gives reaches no module unchanged"):
+        output_projections(anatomy(model), FIRST)
 
 
 class Scaled(nn.Linear):
@@ -85,22 +88,22 @@ def test_a_linear_layer_of_a_class_of_its_own_is_refused() -> None:
     model = tiny_model("gate_headwise")
     model.model.layers[0].self_attn.o_proj = Scaled(32, 32)
     with pytest.raises(GattnVizError, match="goes to a Scaled, no linear layer"):
-        output_projections(model, FIRST)
+        output_projections(anatomy(model), FIRST)
 
 
 def test_weights_that_are_elsewhere_are_refused() -> None:
-    layer = LayerCapture(1, output_before=torch.ones(2, 1, 4))
-    received = [(nn.Linear(4, 4, device="meta"), torch.ones(1, 2, 4))]
+    parts = anatomy(family_model("llama"))
+    layer = replace(parts.layers[0], projection=nn.Linear(4, 4, device="meta"))
     with pytest.raises(GattnVizError, match="the weights of its output projection are not in memory"):
-        find_projection(layer, received, torch.float32)
+        output_projections(replace(parts, layers=(layer,)), FIRST)
 
 
 @pytest.mark.parametrize("variant", GATES)
 def test_in_half_precision(variant: str) -> None:
     model = copy.deepcopy(family_model(variant)).to(torch.bfloat16)
-    found = output_projections(model, FIRST)
+    found = output_projections(anatomy(model), FIRST)
     assert found[0].dtype == torch.float32
-    expected = output_projections(family_model(variant), FIRST)
+    expected = output_projections(anatomy(family_model(variant)), FIRST)
     torch.testing.assert_close(found[0].norm(), expected[0].norm(), rtol=0.01, atol=0)
 
 
@@ -108,4 +111,4 @@ def test_broken_weights_are_left_to_be_reported_where_they_are_measured() -> Non
     model = tiny_model("baseline")
     with torch.no_grad():
         model.model.layers[0].self_attn.v_proj.weight[0, 0] = torch.nan
-    assert list(output_projections(model, FIRST)) == [0]
+    assert list(output_projections(anatomy(model), FIRST)) == [0]

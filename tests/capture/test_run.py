@@ -29,7 +29,7 @@ from transformers import (
 
 from gattn_viz.capture import attention, blocks
 from gattn_viz.capture.collector import Collector, LayerCapture, Request
-from gattn_viz.capture.run import capture, capture_batch, stream, verify_gates
+from gattn_viz.capture.run import capture, capture_batch, stream
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.layer import NEEDS
 from tests.conftest import GATES, tiny_model
@@ -187,19 +187,6 @@ class TestGatesAndOutputs:
             assert layer.gate_scores is None
             assert layer.sums.gate_mean is None
 
-    def test_verify_gates_accepts_ours_and_refuses_a_gate_that_something_stands_behind(self) -> None:
-        for variant in GATES:
-            verify_gates(tiny_model(variant))
-        model = tiny_model("gate_headwise")
-        projection = model.model.layers[1].self_attn.o_proj
-        projection.register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
-        with pytest.raises(GattnVizError, match=r"layer 2: attention output x gate is not what o_proj receives"):
-            verify_gates(model)
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_verify_gates_in_low_precision(self, dtype: torch.dtype) -> None:
-        verify_gates(tiny_model("gate_elementwise").to(dtype))
-
 
 class TestResidualStream:
     @pytest.mark.parametrize("name", ["ours", *STOCK])
@@ -233,8 +220,8 @@ class TestResidualStream:
         size = torch.tensor([[[1.0, -2, 3], [0, -299, 5], [300, 0, 6]]])
         end_layer = Collector.end_layer
 
-        def with_these(self: Collector, layer: int, residual: torch.Tensor) -> None:
-            end_layer(self, layer, size[:, self.chunk.start : self.chunk.stop])
+        def with_these(self: Collector, residual: torch.Tensor) -> None:
+            end_layer(self, size[:, self.chunk.start : self.chunk.stop])
 
         monkeypatch.setattr(Collector, "end_layer", with_these)
         [layers] = capture(tiny_model("baseline"), ids(3), Request(needs=frozenset({"residual"})), chunk=chunk)
@@ -358,7 +345,8 @@ class TestNothingIsChanged:
         with torch.no_grad():
             model(torch.tensor([prompt]))
         handle.remove()
-        torch.testing.assert_close(states[0], states[1], atol=2e-5, rtol=1e-5)
+        # the first run was on a few tokens, to see what the layers are made of
+        torch.testing.assert_close(states[-2], states[-1], atol=2e-5, rtol=1e-5)
 
 
 class TestErrors:

@@ -1,0 +1,158 @@
+"""Run a model on a few tokens, and write down what happens in its layers.
+
+Axis letters: T tokens, H query heads, V head_dim of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gattn_viz.capture.attention import IMPLEMENTATION, WITH_TENSOR_MASK, Attention, active_taker, not_ours
+from gattn_viz.capture.blocks import attend_in_blocks
+from gattn_viz.capture.layers import backbone, decoder_layers, followed, input_device
+from gattn_viz.capture.mask import NotATensor
+from gattn_viz.capture.model_state import alone, attending_by, evaluating
+from gattn_viz.errors import GattnVizError
+
+TOKENS = 4
+
+
+@dataclass
+class Call:
+    """A module that ran: its first argument and what it gave, if these are tensors."""
+
+    module: nn.Module
+    taken: Tensor | None
+    given: Tensor | None = None
+
+
+@dataclass
+class SeenLayer:
+    """What happened in one layer, in the order of running.
+
+    Attributes:
+        module: the decoder layer.
+        attention: the module that attended; None if none did.
+        output: (T, H, V), of attention, float32 on the CPU.
+        query_width: head_dim of queries.
+        learned_sink: whether a learned logit took part.
+        before, after: the modules that began before it had attended, and after that.
+    """
+
+    module: nn.Module
+    attention: nn.Module | None = None
+    output: Tensor | None = None
+    query_width: int = 0
+    learned_sink: bool = False
+    before: list[Call] = field(default_factory=list)
+    after: list[Call] = field(default_factory=list)
+
+
+def observe(model: PreTrainedModel) -> tuple[list[SeenLayer], str]:
+    """The layers of a run on `TOKENS` tokens, and the name of the attention function that the model can be run by.
+
+    Raises:
+        GattnVizError: attention cannot be seen, is not causal, or happens twice in a layer.
+    """
+    with alone(model):
+        try:
+            return _run(model, IMPLEMENTATION), IMPLEMENTATION
+        except NotATensor:
+            return _run(model, WITH_TENSOR_MASK), WITH_TENSOR_MASK
+
+
+def _run(model: PreTrainedModel, implementation: str) -> list[SeenLayer]:
+    ids = torch.arange(TOKENS, device=input_device(model))[None] % model.get_input_embeddings().weight.shape[0]
+    observer = _Observer()
+
+    def check(module: nn.Module) -> None:
+        if active_taker.get() is not observer:
+            raise not_ours(module)
+
+    with torch.no_grad(), evaluating(model), attending_by(model, implementation), ExitStack() as hooks:
+        hooks.enter_context(followed(model, observer, check))
+        hooks.enter_context(_listening(model, observer))
+        token = active_taker.set(observer)
+        try:
+            backbone(model)(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        finally:
+            active_taker.reset(token)
+    if not any(layer.attention for layer in observer.layers):
+        raise GattnVizError(
+            f"{type(model).__name__} computes attention out of sight of transformers' attention interface: "
+            "its maps cannot be captured"
+        )
+    return observer.layers
+
+
+class _Observer:
+    """Attends, and takes note."""
+
+    first_query = 0
+
+    def __init__(self) -> None:
+        self.layers: list[SeenLayer] = []
+        self.running: SeenLayer | None = None
+
+    def begin_pass(self) -> None:
+        pass
+
+    def begin_layer(self, module: nn.Module) -> None:
+        self.running = SeenLayer(module)
+        self.layers.append(self.running)
+
+    def end_layer(self, residual: Tensor) -> None:
+        self.running = None
+
+    def place(self, sequence: int) -> slice:
+        return slice(0, TOKENS)
+
+    def attend(self, attention: Attention) -> Tensor:
+        if self.running is not None:
+            self.running.query_width = attention.q.shape[-1]
+            self.running.learned_sink = attention.sink_logit is not None
+        output = attention.q.new_empty(*attention.q.shape[:3], attention.v.shape[-1])
+        attend_in_blocks(attention, output=output)
+        return output
+
+    def add_output(self, module: nn.Module, output: Tensor) -> None:
+        if self.running is None:
+            raise GattnVizError(
+                f"{type(module).__name__} attends outside of the model's layers; expected it in one of them: this "
+                "model is not supported"
+            )
+        if self.running.attention is not None:
+            raise GattnVizError(
+                f"layer {len(self.layers)} attends more than once, in {type(module).__name__}; expected once: "
+                "this model is not supported"
+            )
+        self.running.attention, self.running.output = module, output[0].float().cpu()
+
+    def on_begin(self, module: nn.Module, args: Any) -> None:
+        if self.running is not None:
+            taken = args[0].clone() if args and isinstance(args[0], Tensor) else None
+            calls = self.running.before if self.running.attention is None else self.running.after
+            calls.append(Call(module, taken))
+
+    def on_end(self, module: nn.Module, args: Any, given: Any) -> None:
+        if self.running is not None and isinstance(given, Tensor):
+            calls = [*self.running.before, *self.running.after]
+            call = next((call for call in reversed(calls) if call.module is module), None)
+            if call is not None:
+                call.given = given.clone()
+
+
+@contextmanager
+def _listening(model: PreTrainedModel, observer: _Observer) -> Iterator[None]:
+    with ExitStack() as hooks:
+        for module in {part for layer in decoder_layers(model) for part in layer.modules() if part is not layer}:
+            hooks.callback(module.register_forward_pre_hook(observer.on_begin).remove)
+            hooks.callback(module.register_forward_hook(observer.on_end).remove)
+        yield
