@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from gattn_viz.capture.observation import Call, SeenLayer, observe
 from gattn_viz.models.gate_adapters import (
@@ -157,7 +158,7 @@ def _layer(seen: SeenLayer, kind: str, dtype: torch.dtype) -> Layer:
     projection = look.receiver(seen.output)
     if adapter is not None:
         gate, refusal = look.at(adapter)
-    elif projection is None or any(projection.children()):
+    elif type(projection) not in (nn.Linear, Conv1D):  # something that may have a gate in it, or one behind it
         gate = look.around()
         refusal = look.suspicion() if gate is None and projection is None else None
     if gate is not None:

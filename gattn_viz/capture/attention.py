@@ -31,6 +31,10 @@ WITH_TENSOR_MASK = "gattn_viz_capture_with_tensor_mask"
 """The same for models whose layers compute with their mask."""
 
 
+NO_MATTER = {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""Tensors that layers hand on, and that are in queries, keys and mask already."""
+
+
 @dataclass(frozen=True)
 class Attention:
     """One sequence's attention at one layer: all that its probabilities follow from. Padding is taken out.
@@ -143,11 +147,19 @@ def capture_attention(
         (B, Q, H, Dv) and None: the weights went to the taker.
 
     Raises:
-        GattnVizError: no capture is going on here, or attention is not causal.
+        GattnVizError: no capture is going on here, attention is not causal, or something takes part in it that is
+            not known.
     """
     taker = active_taker.get()
     if taker is None:
         raise not_ours(module)
+    unknown = [name for name, value in kwargs.items() if isinstance(value, Tensor) and name not in NO_MATTER]
+    if unknown:
+        raise GattnVizError(
+            f"{type(module).__name__} hands {unknown[0]!r} to its attention function, and what that does is not "
+            "known; expected queries, keys, values, a mask, and perhaps learned sinks, a bias or a softcap: this "
+            "model is not supported"
+        )
     if attention_mask is None and getattr(module, "is_causal", True) is False:
         # not of tokens to tokens: such as of each token to its own states in earlier layers (Inkling)
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, None, scaling=scaling, **kwargs)

@@ -396,7 +396,7 @@ def _plus(before: Sums | None, more: Sums) -> Sums:
 
 
 def _add_residual(partial: _Partial, tokens: Tensor) -> None:
-    size = tokens.detach().float().abs().cpu().numpy()  # (Q, hidden)
+    size = tokens.detach().float().abs().flatten(1).cpu().numpy()  # (Q, hidden); of hyper-connections, all streams
     partial.largest.append(size.max(1))
     partial.largest_channel.append(size.argmax(1))
     if len(size) == partial.tokens:

@@ -85,7 +85,7 @@ class GateAdapter:
         Scores are computed in float32.
         """
         output = taken if self.activation is None else given
-        logits = None if output is None else self.layout(output, shape)
+        logits = None if output is None or output.dim() < 3 else self.layout(output, shape)
         if logits is None or given is None:
             return None
         if self.activation is None:
@@ -129,12 +129,6 @@ ADAPTERS: dict[str, GateAdapter] = {
     "Lfm3Attention": GateAdapter("g_proj"),
     "Step3p7Attention": GateAdapter("g_proj"),
     "LagunaAttention": GateAdapter("g_proj", activation="softplus"),
-    # the output projection has the gate in it
-    **{
-        f"{family}{kind}Attention": GateAdapter("o_proj.gate_proj", reaches="o_proj.linear")
-        for family in ("Inkling2", "Inkling2Loop")
-        for kind in ("Sliding", "Full")
-    },
 }
 
 

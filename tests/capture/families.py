@@ -237,6 +237,13 @@ UNUSUAL: dict[str, Family] = {
     ),
     # a key of Mistral's left in a config.json: the cache heeds it, the mask does not
     "llama_with_a_window": Family("LlamaForCausalLM", "LlamaConfig", CAUSAL, {"sliding_window": 9}),
+    # logits of a sink for each query
+    "inkling2": Family(
+        "Inkling2ForCausalLM",
+        "Inkling2TextConfig",
+        CAUSAL,
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
     # computes with its mask
     "doge": Family("DogeForCausalLM", "DogeConfig", CAUSAL),
     # goes through its two layers twice
