@@ -366,9 +366,11 @@ class TestAttentionMaps:
         assert maps.layers == (1, 2, 3)
         from gattn_viz.pipeline.maps import choose_layers
 
-        assert choose_layers(None, 28) == (1, 7, 21, 28)
-        assert choose_layers(None, 1) == (1,)
-        assert choose_layers(None, 80) == (1, 20, 60, 80)
+        assert choose_layers(None, range(1, 29)) == (1, 7, 21, 28)
+        assert choose_layers(None, [1]) == (1,)
+        assert choose_layers(None, range(1, 81)) == (1, 20, 60, 80)
+        assert choose_layers(None, [4, 8, 12, 16, 20]) == (4, 12, 20)  # a hybrid model's
+        assert choose_layers("all", [4, 8]) == (4, 8)
 
     def test_a_layer_that_is_not_there(self, run: Run) -> None:
         with pytest.raises(GattnVizError, match="no layer 4: baseline has 3 layers; expected 1 to 3"):

@@ -12,7 +12,7 @@ Axis letters: T tokens, H query heads, V head_dim of values, C gate channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -52,6 +52,14 @@ class Gate:
     def kind(self) -> str:
         """`headwise` or `elementwise`."""
         return "headwise" if self.channels == 1 else "elementwise"
+
+    @property
+    def in_words(self) -> str:
+        """Such as `elementwise, sigmoid of q_proj`."""
+        words = f"{self.kind}, {self.adapter.activation or 'sigmoid'} of {self.adapter.source}"
+        if self.adapter.activation == "softplus":
+            words += ", which has no upper bound"
+        return f"{words}, found by its effect" if self.inferred else words
 
     def module(self, name: str) -> nn.Module:
         """A part of the attention module, by the adapter's name for it."""
@@ -101,6 +109,22 @@ class Anatomy:
         return list({id(layer.gate.attention): layer.gate for layer in self.layers if layer.gate}.values())
 
     @property
+    def attending(self) -> list[int]:
+        """The layers with softmax attention, from 1."""
+        return [number for number, layer in enumerate(self.layers, start=1) if layer.shape is not None]
+
+    @property
+    def gated(self) -> list[int]:
+        """The layers with a gate, from 1."""
+        return [number for number, layer in enumerate(self.layers, start=1) if layer.gate is not None]
+
+    def heads(self, layers: Iterable[int] | None = None) -> list[int]:
+        """The different numbers of heads that some layers have, from 1; None is all, those without have none."""
+        chosen = self.attending if layers is None else layers
+        shapes = (self.layers[layer - 1].shape for layer in chosen)
+        return sorted({shape.heads for shape in shapes if shape is not None})
+
+    @property
     def is_looped(self) -> bool:
         """Whether a module attends in more than one layer."""
         attending = [layer.attention for layer in self.layers if layer.attention is not None]
@@ -110,6 +134,12 @@ class Anatomy:
     def gate_kind(self) -> str | None:
         """`headwise` or `elementwise`; both if layers differ; None without a gate."""
         return " and ".join(sorted({gate.kind for gate in self.gates}, reverse=True)) or None
+
+    @property
+    def gate_in_words(self) -> str | None:
+        """What kind of gate it is and where it comes from; None without one, and of the paper's own models."""
+        words = dict.fromkeys(gate.in_words for gate in self.gates if gate.adapter.activation is not None)
+        return "; ".join(words) or None
 
     @property
     def refusal(self) -> str | None:

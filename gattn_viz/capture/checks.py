@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gattn_viz.capture.anatomy import anatomy
+from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.collector import Request
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.metrics.layer import NEEDS
@@ -23,14 +23,13 @@ from gattn_viz.metrics.weights import Weight
 def check_request(model: PreTrainedModel, request: Request, name: str = "this model") -> None:
     """Raise unless the model, called `name` in the message, has the layers and heads that are asked for.
 
-    Where a configuration does not give all layers one number of heads, a head that is not there shows as soon as
-    its layer runs.
+    The first time it is run on a few tokens, to see what it is made of.
     """
     for field in ("maps", "gates", "outputs"):
         chosen = getattr(request, field)
         if not isinstance(chosen, (set, frozenset)) or not all(map(_is_whole, chosen)):
             raise GattnVizError(f"{field} is {chosen!r}; expected a set of layers, such as frozenset({{1, 3}})")
-    _check_heads(request.heads, getattr(model.config.get_text_config(), "num_attention_heads", None), name)
+    _check_heads(request.heads)
     if not isinstance(request.needs, (set, frozenset)) or not request.needs <= NEEDS:
         unknown = request.needs - NEEDS if isinstance(request.needs, (set, frozenset)) else request.needs
         raise GattnVizError(f"needs has {_shortened(unknown)}; expected a set of {', '.join(sorted(NEEDS))}")
@@ -41,6 +40,7 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
     for layer in sorted(request.maps | request.gates | request.outputs):
         if not 1 <= layer <= layers:
             raise GattnVizError(f"no layer {layer}: {name} has {layers} layers; expected 1 to {layers}")
+    _check_heads_of_layers(request, parts, name)
     if request.weight == "gate" and not parts.gates:
         why = f" ({parts.refusal})" if parts.refusal else ""
         raise GattnVizError(
@@ -48,19 +48,27 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
         )
 
 
-def _check_heads(chosen: object, heads: object, name: str) -> None:
-    """`heads` is what the configuration says, if anything."""
+def _check_heads(chosen: object) -> None:
     if chosen is None or chosen == "mean":
         return
     if not isinstance(chosen, tuple) or not chosen or not all(map(_is_whole, chosen)):
         raise GattnVizError(
             f"heads is {chosen!r}; expected a tuple of heads such as (1, 3), 'mean', or None for all"
         )
-    for head in chosen:
-        if _is_whole(heads) and not 1 <= head <= heads:
-            raise GattnVizError(f"no head {head}: {name} has {heads} heads a layer; expected 1 to {heads}")
-        if head < 1:
-            raise GattnVizError(f"no head {head}: heads count from 1")
+
+
+def _check_heads_of_layers(request: Request, parts: Anatomy, name: str) -> None:
+    """Those of the layers that are asked for; of all if none are."""
+    if not isinstance(request.heads, tuple):
+        return
+    layers = sorted(request.maps | request.gates | request.outputs) or parts.attending
+    same = len(parts.heads()) == 1
+    for layer in layers:
+        for heads in parts.heads([layer]):
+            wrong = [head for head in request.heads if not 1 <= head <= heads]
+            if wrong:
+                has = f"{name} has {heads} heads a layer" if same else f"layer {layer} of {name} has {heads} heads"
+                raise GattnVizError(f"no head {wrong[0]}: {has}; expected 1 to {heads}")
 
 
 def check_sizes(batch_size: object = 1, chunk: object = None) -> None:

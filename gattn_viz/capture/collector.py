@@ -277,11 +277,6 @@ class Collector:
             )
         if layer + 1 in self.request.maps:
             asked = self.request.heads
-            if isinstance(asked, tuple) and max(asked) > partial.heads:
-                raise GattnVizError(
-                    f"no head {max(asked)} in layer {layer + 1}, which has {partial.heads}; expected 1 to "
-                    f"{partial.heads}"
-                )
             kept = partial.heads if asked is None else 1 if asked == "mean" else len(asked)
             partial.map = MapBuilder(kept, partial.tokens, self.request.view)
 

@@ -99,16 +99,18 @@ def gate_stats(
     from gattn_viz.metrics.gate_measures import GATE_MEASURES, GateOptions
     from gattn_viz.metrics.measures import choose_measures
     from gattn_viz.models.names import VARIANTS
-    from gattn_viz.pipeline.gates import gate_tokens, require_gate
+    from gattn_viz.pipeline.gates import gate_tokens, need_gate, require_gate
     from gattn_viz.pipeline.stats import Wanted, measure
 
     with options.wrong_use():
+        chosen = choose_measures(",".join(measures or ["all"]), GATE_MEASURES)
         wanted = Wanted(
-            choose_measures(",".join(measures or ["all"]), GATE_MEASURES),
+            chosen,
             by,
             per_prompt,
             None if ci is None else Bootstrap(ci, seed, resamples),
             GateOptions(below, above),
+            gate_required=need_gate(chosen),
         )
     run = options.run_of(ctx)
     recorder = Recorder(ctx, recipe_paths)
@@ -130,7 +132,7 @@ def gate_stats(
         where.write(found, recorder)
         return
 
-    require_gate(models, run, [one.name for one in wanted.measures])
+    require_gate(models, run, chosen)
     with messages.progress(quiet) as progress:
         table, sums = measure(models, chosen_prompts, wanted, run, progress, on_model)
 

@@ -46,7 +46,7 @@ def draw_gate_maps(maps: GateMaps, *, look: Look = Look(), scale: ColorScale | N
         [Bar(scale, _LABEL)],
         names=("token", "head"),
         title=_title(maps),
-        footnote=f"{footnote(maps)} Rows are tokens. One {scale.describe()}.",
+        footnote=f"{footnote(maps)}{_gate(maps)} Rows are tokens. One {scale.describe()}.",
         font=look.font,
     )
 
@@ -79,9 +79,13 @@ def draw_gate_text(maps: GateMaps, *, look: Look = Look(), scale: ColorScale | N
         blocks,
         Bar(scale, _LABEL),
         title=_title(maps),
-        footnote=f"{footnote(maps)} A shade covers a token. One {scale.describe()}.",
+        footnote=f"{footnote(maps)}{_gate(maps)} A shade covers a token. One {scale.describe()}.",
         font=look.font,
     )
+
+
+def _gate(maps: GateMaps) -> str:
+    return f" Gate: {maps.gate}." if maps.gate is not None else ""
 
 
 def _title(maps: GateMaps) -> str:

@@ -137,7 +137,7 @@ def layers_in_words(maps: AttentionMaps | GateMaps) -> str:
 
 def heads_in_words(maps: AttentionMaps | GateMaps, *, mean: bool = False) -> str:
     if maps.heads is None or (mean and len(maps.heads) == maps.n_heads > 1):
-        return f"mean over {maps.n_heads} heads{_weighted(maps)}"
+        return f"mean over {maps.n_heads or 'all'} heads{_weighted(maps)}"
     plural = "s" * (len(maps.heads) > 1)
     if mean and plural:
         return f"mean over heads {_numbers(maps.heads)} of {maps.n_heads}{_weighted(maps)}"

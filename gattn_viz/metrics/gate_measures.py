@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.metrics.gate_sums import SMALL, OutputSums
+from gattn_viz.metrics.gate_sums import GATE_BINS, SMALL, OutputSums
 from gattn_viz.metrics.layer import LayerSums, Need
 from gattn_viz.metrics.measures import Combine, Measure, gate_mean
 
@@ -124,7 +124,7 @@ def output_scaled_below(which: int) -> Function:
         if sums.gates is None or sums.output_before is None:
             return _none(sums)
         with np.errstate(divide="ignore"):  # a head whose scores are all 0
-            return sums.output_before.share_below(SMALL[which] / np.minimum(sums.gates.mean, 1))
+            return sums.output_before.share_below(SMALL[which] / np.minimum(sums.gates.mean, MOST_SCALED))
 
     return share
 
@@ -254,6 +254,9 @@ GATE_MEASURES: tuple[Measure, ...] = (
         _HONOR,
     ),
 )  # fmt: skip
+
+MOST_SCALED = 2.0**GATE_BINS.high
+"""The largest mean score that `output_scaled_below_*` heeds: so far down go the bins of output elements."""
 
 WITHOUT_GATE = tuple(measure.name for measure in GATE_MEASURES if measure.needs == "output_before")
 """Those that a model without a gate has too."""

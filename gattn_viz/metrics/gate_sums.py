@@ -20,14 +20,18 @@ from torch import Tensor
 
 from gattn_viz.metrics.bins import Array, Bins, Counts
 
-GATE_BINS = Bins(low=-16, high=0, bits=7)
-"""Of scores: a quantile is right to 1/128 of its value, below 2^-16 to that."""
+GATE_BINS = Bins(low=-16, high=5, bits=7)
+"""Of scores: a quantile is right to 1/128 of its value, below 2^-16 to that.
+
+Scores are at most 1 where they are a sigmoid; others (softplus) may be larger, but above 32 are not told apart.
+"""
 
 SMALL = (1e-2, 1e-3)
 """Below which an output element is small."""
 
-OUTPUT_BINS = Bins(low=-10, high=22, bits=6)
-"""Of the abs of output elements, each at most 1/64 of its value wide; the least of `SMALL` is in the second."""
+OUTPUT_BINS = Bins(low=-15, high=22, bits=6)
+"""Of the abs of output elements, each at most 1/64 of its value wide; a 32nd of the least of `SMALL` is beyond the
+first."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class GateSums:
     def quantile(self, percent: int) -> Array:
         """(H,): the score that `percent` of 100 do not exceed, see `Bins.quantile`."""
         assert self.histogram is not None
-        return GATE_BINS.quantile(self.histogram, percent)
+        return np.minimum(GATE_BINS.quantile(self.histogram, percent), self.largest.max(1))
 
 
 @dataclass(frozen=True)

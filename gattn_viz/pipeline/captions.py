@@ -46,6 +46,11 @@ def _shown(frame: pd.DataFrame, data: PaperData) -> list[ModelRun]:
 
 
 def _models(runs: Sequence[ModelRun]) -> str:
+    gates = "".join(f" Gate of {run.model}: {run.gate}." for run in runs if run.gate is not None)
+    return _which_models(runs) + gates
+
+
+def _which_models(runs: Sequence[ModelRun]) -> str:
     kinds = dict.fromkeys(f"{run.layers} layers of {run.heads} heads, {run.dtype} on {run.device}" for run in runs)
     if len(kinds) == 1:
         return f"Models: {'; '.join(f'{run.model} ({run.checkpoint})' for run in runs)}; {next(iter(kinds))}."

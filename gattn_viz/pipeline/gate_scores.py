@@ -16,7 +16,7 @@ from gattn_viz.capture.run import capture, check_request
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.gates import require_gate
-from gattn_viz.pipeline.maps import choose_layers
+from gattn_viz.pipeline.maps import choose_layers, common_heads
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log, no_gate
 from gattn_viz.prompts import Prompt, default_prompts
 from gattn_viz.tokens import token_labels, token_texts
@@ -34,11 +34,13 @@ class GateMaps:
         texts: (T,), what each says in running text, with its spaces and line breaks.
         layers: from 1.
         heads: from 1; None when the scores are the mean over all heads.
-        n_layers, n_heads: how many the model has.
+        n_layers: how many the model has.
+        n_heads: how many each of the layers has.
         channels: scores of a head and token over which the mean was taken: head_dim if elementwise, 1 if headwise.
         scores: (layers, T, heads), float32. The axis of heads has length 1 for a mean.
         dtype, device: of the run.
         attention_path: how attention was computed, see `LayerCapture.path`.
+        gate: what kind it is and where it comes from; None of the paper's own models.
     """
 
     model: str
@@ -55,6 +57,7 @@ class GateMaps:
     dtype: str
     device: str
     attention_path: str
+    gate: str | None = None
 
 
 def gate_maps(
@@ -94,10 +97,11 @@ def gate_maps(
             log.warning("%s has no gate: left out", label)
             continue
         n_layers = len(parts.layers)
-        n_heads = model.config.get_text_config().num_attention_heads
-        chosen = choose_layers(layers, n_layers)
+        chosen = choose_layers(layers, parts.gated)
+        asked = None if heads in ("all", "mean") else tuple(heads)
+        check_request(model, Request(gates=frozenset(chosen), heads=asked), label)  # type: ignore[arg-type]
+        n_heads = common_heads(chosen, parts, label, of_each=True)
         some_heads = tuple(range(1, n_heads + 1)) if heads in ("all", "mean") else tuple(heads)
-        check_request(model, Request(gates=frozenset(chosen), heads=some_heads), label)  # type: ignore[arg-type]
         for done, prompt in enumerate(encoded, start=1):
             request = Request(needs=frozenset({"gate_tokens", "gate_scores"}))
             [captured] = capture(model, [prompt.ids], request, chunk=run.chunk)
@@ -119,6 +123,7 @@ def gate_maps(
                     dtype=str(loaded.dtype).removeprefix("torch."),
                     device=loaded.device.type,
                     attention_path=" and ".join(sorted(set().union(*(captured[layer].paths for layer in chosen)))),
+                    gate=parts.gate_in_words,
                 )
             )
             if progress is not None:

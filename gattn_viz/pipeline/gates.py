@@ -17,7 +17,7 @@ from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.extremes import Extremes
 from gattn_viz.metrics.gate_measures import GATE_MEASURES, WITHOUT_GATE, GateOptions
-from gattn_viz.metrics.measures import choose_measures
+from gattn_viz.metrics.measures import Measure, choose_measures
 from gattn_viz.models.checkpoint_config import load_config
 from gattn_viz.models.configuration import is_without_gate
 from gattn_viz.models.loading import LoadedModel
@@ -66,14 +66,20 @@ def gate_stats(
             not go together.
     """
     bootstrap = None if ci is None else Bootstrap(ci, seed, resamples)
-    wanted = Wanted(choose_measures(measures, GATE_MEASURES), by, per_prompt, bootstrap, options)
-    require_gate(models, run, [one.name for one in wanted.measures])
+    chosen = choose_measures(measures, GATE_MEASURES)
+    wanted = Wanted(chosen, by, per_prompt, bootstrap, options, gate_required=need_gate(chosen))
+    require_gate(models, run, chosen)
     return measure(models, prompts, wanted, run, progress)[0]
 
 
-def require_gate(models: Sequence[str], run: Run, measures: Iterable[str] | None = None) -> None:
-    """Raise, before any weights are read, if no model has a gate and measures (None: all) need one."""
-    if measures is not None and set(measures) <= set(WITHOUT_GATE):
+def need_gate(measures: Iterable[Measure]) -> bool:
+    """Whether any of these measures is empty without a gate."""
+    return not {measure.name for measure in measures} <= set(WITHOUT_GATE)
+
+
+def require_gate(models: Sequence[str], run: Run, measures: Iterable[Measure] | None = None) -> None:
+    """Raise, before any weights are read, if surely no model has a gate and measures (None: all) need one."""
+    if measures is not None and not need_gate(measures):
         return
     if not any_gate(models, run):
         otherwise = f", or ask for --measures {','.join(WITHOUT_GATE)}, which need none" if measures else ""
@@ -187,10 +193,10 @@ def _tokens_of_model(
     ids = [prompt.ids for prompt in encoded]
     request = Request(needs=frozenset({"gate_tokens"}))
     stream(loaded.model, ids, request, on_layer, batch_size=run.batch_size, chunk=run.chunk)
-    heads = chosen.head_indices(loaded.config.get_text_config().num_attention_heads)
+    parts = anatomy(loaded.model)
     rows = []
     for layer in sorted(found):
-        for index, head in enumerate(heads):
+        for index, head in enumerate(chosen.head_indices(parts.heads([layer])[0])):
             for end, sign, extremes in zip(("open", "shut"), (1, -1), found[layer], strict=True):
                 for rank, extreme in enumerate(extremes.of(index), start=1):
                     of_prompt = encoded[extreme.prompt]

@@ -46,9 +46,11 @@ def head_table(
     if "perplexity" in names:
         raise GattnVizError("perplexity is one number a model; expected measures of heads: leave it out")
     choose_measures(names, tuple(of_heads.values()))
-    if set(names) <= {one.name for one in GATE_MEASURES} - set(WITHOUT_GATE):
+    only_gates = set(names) <= {one.name for one in GATE_MEASURES} - set(WITHOUT_GATE)
+    if only_gates:
         require_gate(models, run)
-    wanted = Wanted(tuple(of_heads[name] for name in names), options=CompareOptions())
+    chosen = tuple(of_heads[name] for name in names)
+    wanted = Wanted(chosen, options=CompareOptions(), gate_required=only_gates)
     table, _ = measure(models, prompts, wanted, run, progress, on_model)
     rest = [column for column in table if column not in (*KEYS, *names)]
     result = table[[*KEYS, *names, *rest]]

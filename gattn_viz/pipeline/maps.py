@@ -37,7 +37,8 @@ class AttentionMaps:
         tokens: (T,), as they are read; all of the prompt, whatever the view.
         layers: from 1.
         heads: from 1; None when the maps are the mean over all heads.
-        n_layers, n_heads: how many the model has.
+        n_layers: how many the model has.
+        n_heads: how many each of the layers has; 0 if they differ.
         cells: the view: which queries and keys the rows and columns stand for, and how they were pooled.
         probabilities: (layers, heads, rows, columns), float32; rows are queries. The axis of heads has length
             1 for a mean. Exact maps have 0 where the key is after the query, pooled ones NaN where every key is.
@@ -110,8 +111,7 @@ def attention_maps(
         model = loaded.model
         parts = anatomy(model)
         n_layers = len(parts.layers)
-        n_heads = model.config.get_text_config().num_attention_heads
-        chosen = choose_layers(layers, n_layers)
+        chosen = choose_layers(layers, parts.attending)
         request = Request(
             maps=frozenset(chosen),
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
@@ -119,6 +119,8 @@ def attention_maps(
             weight=weight,
         )
         check_request(model, request, label)
+        check_softmax(chosen, parts, label)
+        n_heads = common_heads(chosen, parts, label, of_each=request.heads is None)
         # all of them before the first is run
         for prompt in encoded:
             _check_keys_left(prompt, view)
@@ -128,7 +130,6 @@ def attention_maps(
         captures = capture(model, [prompt.ids for prompt in encoded], request, on_prompt, chunk=run.chunk)
         for prompt, cells in zip(encoded, of_prompts, strict=True):
             captured = captures.pop(0)  # each is let go of when it is copied
-            check_softmax(chosen, parts, label)
             for layer in chosen:
                 seen = _map(captured[layer])[:, cells.causal_pairs() > 0]
                 check_finite(seen.sum(), layer, label, prompt.prompt.id)
@@ -207,13 +208,31 @@ def _check_keys_left(prompt: EncodedPrompt, view: MapView) -> None:
         )
 
 
-def choose_layers(layers: Sequence[int] | str | None, n_layers: int) -> tuple[int, ...]:
-    """Those asked for; `all`; by default the first, those at a quarter and three quarters, and the last."""
+def choose_layers(layers: Sequence[int] | str | None, having: Sequence[int]) -> tuple[int, ...]:
+    """Those asked for; `all` that have what is to be seen; by default four of these.
+
+    The four are the first, those at a quarter and three quarters, and the last.
+    """
     if layers is None:
-        return tuple(sorted({1, max(1, n_layers // 4), max(1, 3 * n_layers // 4), n_layers}))
+        count = len(having)
+        places = {1, max(1, count // 4), max(1, 3 * count // 4), count}
+        return tuple(having[place - 1] for place in sorted(places))
     if isinstance(layers, str):  # "all"
-        return tuple(range(1, n_layers + 1))
+        return tuple(having)
     return tuple(layers)
+
+
+def common_heads(layers: Sequence[int], parts: Anatomy, label: str, *, of_each: bool) -> int:
+    """How many heads some layers have; 0 if they differ, which is an error where each is to be seen."""
+    heads = parts.heads(layers)
+    if len(heads) == 1:
+        return heads[0]
+    if of_each:
+        raise GattnVizError(
+            f"layers {', '.join(map(str, layers))} of {label} have {' or '.join(map(str, heads))} heads; expected "
+            "one number for all heads: choose layers of one kind, or the mean over heads"
+        )
+    return 0
 
 
 def check_softmax(layers: Sequence[int], parts: Anatomy, label: str) -> None:

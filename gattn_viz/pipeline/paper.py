@@ -8,7 +8,8 @@ What a table holds is what its figure draws, no more: `gattn_viz.drawing.paper` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +23,7 @@ from gattn_viz.capture.run import capture, check_request
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.gate_measures import GATE_MEASURES
 from gattn_viz.metrics.gate_sums import GATE_BINS
+from gattn_viz.metrics.layer import LayerSums
 from gattn_viz.metrics.measures import SINK_MEASURES, FirstRow, Options
 from gattn_viz.metrics.over_prompts import ModelSums
 from gattn_viz.metrics.pooling import MapView
@@ -38,7 +40,10 @@ MAP_CELLS = 128
 """Rows and columns of a map at most: it is printed an inch or two wide."""
 
 SCORE_BINS = 64
-"""Of the histogram of gate scores, all of one width. `GATE_BINS` has each of their edges."""
+"""Of the histogram of gate scores from 0 to 1, all of one width. `GATE_BINS` has each of their edges.
+
+Where scores are larger than 1 it goes to the next power of 2.
+"""
 
 THRESHOLDS = {"01": 0.01, "001": 0.001}
 """Below which an output element is small, as the measures spell it."""
@@ -64,8 +69,10 @@ class ModelRun:
         model: its label.
         checkpoint: which one, in words, without the path of a directory.
         dtype, device: of the run.
-        layers, heads: how many of each.
+        layers: how many.
+        heads: how many each has, such as `16`; `2 or 4` if they differ.
         gated: whether its attention output has a gate.
+        gate: what kind, and where it comes from; None of the paper's own models.
         prompts: the prompts' ids.
         lengths: T of each.
     """
@@ -75,8 +82,9 @@ class ModelRun:
     dtype: str
     device: str
     layers: int
-    heads: int
+    heads: str
     gated: bool
+    gate: str | None
     prompts: tuple[str, ...]
     lengths: tuple[int, ...]
 
@@ -203,7 +211,12 @@ def _measure(
     """Run the models for what the figures need; if they need maps alone, hand the models to `on_model` alone."""
     names = {name for figure in figures for name in FRAMES[figure].measures}
     every = {one.name: one for one in (*GATE_MEASURES, *SINK_MEASURES)}  # the gate's mean is the sinks' own
-    wanted = Wanted(tuple(one for name, one in every.items() if name in names), by="layer", options=options)
+    wanted = Wanted(
+        tuple(one for name, one in every.items() if name in names),
+        by="layer",
+        options=options,
+        gate_required=all(FRAMES[figure].needs_gate for figure in figures),
+    )
     if not wanted.measures:
         for label, loaded, _ in each_model(models, prompts, run, on_model):
             data.attention[label] = "none"
@@ -222,8 +235,9 @@ def _model_run(label: str, loaded: LoadedModel, encoded: Sequence[EncodedPrompt]
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=loaded.device.type,
         layers=len(anatomy(loaded.model).layers),
-        heads=loaded.config.get_text_config().num_attention_heads,
+        heads=" or ".join(map(str, anatomy(loaded.model).heads())),
         gated=bool(anatomy(loaded.model).gates),
+        gate=anatomy(loaded.model).gate_in_words,
         prompts=tuple(prompt.prompt.id for prompt in encoded),
         lengths=tuple(len(prompt.ids) for prompt in encoded),
     )
@@ -238,13 +252,13 @@ def _maps(
 ) -> pd.DataFrame:
     """The cells of some layers' maps on one prompt, mean over heads, those left out whose keys are all later."""
     parts = anatomy(loaded.model)
-    chosen = choose_layers(layers, len(parts.layers))
+    chosen = choose_layers(layers, parts.attending)
     view = MapView(max_cells=MAP_CELLS)
     request = Request(maps=frozenset(chosen), heads="mean", view=view)
     check_request(loaded.model, request, label)
+    check_softmax(chosen, parts, label)
     cells = view.cells(len(prompt.ids))
     [captured] = capture(loaded.model, [prompt.ids], request, chunk=run.chunk)
-    check_softmax(chosen, parts, label)
     rows, columns = np.nonzero(cells.causal_pairs())
     starts = np.array(cells.queries.starts)
     tokens = token_labels(loaded.tokenizer, prompt.ids)
@@ -283,10 +297,17 @@ def _attention_maps(measured: Measured) -> pd.DataFrame:
     return pd.concat(measured.maps, ignore_index=True)
 
 
+def _with_gate(measured: Measured) -> Iterator[LayerSums]:
+    """Layers with a gate, of all models."""
+    return (layer for sums in measured.sums for layer in sums.pooled.values() if layer.gates is not None)
+
+
 def _gate_distribution_by_layer(measured: Measured) -> pd.DataFrame:
     """How many scores of a layer's heads, tokens and channels lie in each bin."""
-    edges = np.linspace(0, 1, SCORE_BINS + 1)
-    bin_of = np.minimum((GATE_BINS.edges[:-1] * SCORE_BINS).astype(int), SCORE_BINS - 1)
+    largest = max((layer.gates.largest.max() for layer in _with_gate(measured) if layer.gates), default=1)
+    top = 2.0 ** max(0, math.ceil(math.log2(largest))) if largest > 0 else 1
+    edges = np.linspace(0, top, SCORE_BINS + 1)
+    bin_of = np.minimum((GATE_BINS.edges[:-1] / top * SCORE_BINS).astype(int), SCORE_BINS - 1)
     found = []
     for sums in measured.sums:
         for number, layer in sorted(sums.pooled.items()):

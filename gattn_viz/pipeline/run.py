@@ -90,12 +90,12 @@ def each_model(
         config = loaded.config.get_text_config()
         parts = anatomy(loaded.model)
         log.info(
-            "%s, %s on %s, %d layers of %d heads",
+            "%s, %s on %s, %d layers of %s heads",
             source.sentence,
             str(loaded.dtype).removeprefix("torch."),
             loaded.device,
             len(parts.layers),
-            config.num_attention_heads,
+            " or ".join(map(str, parts.heads())),
         )
         _say_what_gate(label, parts)
         encoded = [
@@ -133,19 +133,9 @@ def _say_what_gate(label: str, parts: Anatomy) -> None:
     """What is not plain about a model's gate."""
     if parts.refusal is not None:
         log.warning("%s: %s: it is treated as if it had no gate", label, parts.refusal)
-    for adapter, attention in {
-        (gate.adapter, type(gate.attention).__name__) for gate in parts.gates if gate.inferred
-    }:
-        log.warning(
-            "%s: the gate of %s was found by its effect: %s of %s, which is how %s comes about",
-            label,
-            attention,
-            adapter.activation,
-            adapter.source,
-            f"the input of {adapter.reaches}",
-        )
-    if any(gate.adapter.activation == "softplus" for gate in parts.gates):
-        log.info("%s: gate scores are softplus, which has no upper bound: above 1 they amplify", label)
+    if parts.gate_in_words is not None:
+        inferred = any(gate.inferred for gate in parts.gates)
+        log.log(logging.WARNING if inferred else logging.INFO, "%s: gate: %s", label, parts.gate_in_words)
     if parts.is_looped:
         log.info("%s goes through layers more than once: they are counted as they run", label)
 

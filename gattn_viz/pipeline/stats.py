@@ -30,7 +30,7 @@ from gattn_viz.metrics.over_prompts import (
 )
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, log
+from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log, no_gate
 from gattn_viz.prompts import EncodedPrompt, Prompt
 
 FEW = 10
@@ -81,13 +81,18 @@ def sink_stats(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is measured, and what a row of the table stands for; see `sink_stats` and `gate_stats`."""
+    """What is measured, and what a row of the table stands for; see `sink_stats` and `gate_stats`.
+
+    Attributes:
+        gate_required: whether it is an error if no model has a gate.
+    """
 
     measures: tuple[Measure, ...] = SINK_MEASURES
     by: tables.By = "head"
     per_prompt: bool = False
     bootstrap: Bootstrap | None = None
     options: SomeOptions = Options()
+    gate_required: bool = False
 
     def __post_init__(self) -> None:
         if self.by not in get_args(tables.By):
@@ -130,7 +135,12 @@ def measure(
 ) -> tuple[pd.DataFrame, list[ModelSums]]:
     """The table that is wanted, and the sums over all prompts of each model, from which others can be made."""
     results: list[_Measured] = []
+    refusals: list[str | None] = []
     for label, loaded, encoded in each_model(models, prompts, run, on_model):
+        parts = anatomy(loaded.model)
+        refusals += [] if parts.gates else [parts.refusal]
+        if wanted.gate_required and len(refusals) == len(models):
+            raise no_gate(find_models(models, run), refusals)
         _check_long_enough(encoded, wanted)
         if wanted.bootstrap is not None and not results:
             _warn_of_few(len(encoded))
