@@ -132,7 +132,7 @@ def test_a_configuration_that_gives_no_one_number_of_heads(heads: Any, monkeypat
     torch.testing.assert_close(layers[2].probabilities, whole[[3, 0]])
     with pytest.raises(GattnVizError, match=r"^no head 5: this model has 4 heads a layer; expected 1 to 4$"):
         capture(model, [[5, 6, 7]], Request(frozenset({2}), heads=(5,)))
-    with pytest.raises(GattnVizError, match=r"^no head 0: heads count from 1$"):
+    with pytest.raises(GattnVizError, match=r"^no head 0: this model has 4 heads a layer; expected 1 to 4$"):
         capture(model, [[5, 6, 7]], Request(frozenset({2}), heads=(0,)))
 
 
