@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gattn_viz.capture.collector import Request
+from gattn_viz.capture.eager import GIVEN, uses_interface
 from gattn_viz.capture.hooks import decoder_layers, gated_attention
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.metrics.layer import NEEDS
@@ -44,6 +45,24 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
         raise GattnVizError(f"weight is {request.weight!r}; expected one of {', '.join(get_args(Weight))}")
     if request.weight == "gate" and not gated_attention(model):
         raise GattnVizError(f"no gate in {name}; expected one for maps of the weight gate: choose another weight")
+    if not uses_interface(model):
+        _check_given(request, f"{type(model).__name__} ({name})")
+
+
+def _check_given(request: Request, name: str) -> None:
+    """Raise if all that is asked for is more than weights, of a model that gives nothing else."""
+    more = ""
+    if request.maps and request.weight != "probability":
+        more = f"maps of the weight {request.weight}"
+    elif request.outputs:
+        more = "attention output"
+    elif request.needs and not (request.needs & GIVEN or request.maps or request.loss):
+        more = ", ".join(sorted(request.needs))
+    if more:
+        raise GattnVizError(
+            f"no {more} of {name}, which computes attention by itself and gives its weights only; expected maps "
+            "of the weight probability, or measures of attention weights or of the residual stream"
+        )
 
 
 def _check_heads(chosen: object, heads: object, name: str) -> None:

@@ -101,8 +101,8 @@ def hooked(model: PreTrainedModel, collector: Collector) -> Iterator[None]:
 
             def on_layer(module: nn.Module, args: Any, output: Any, index: int = index) -> None:
                 check(module)
-                # some families return a tuple, the residual stream first
-                collector.end_layer(index, output[0] if isinstance(output, tuple) else output)
+                # some families return a tuple or a list, the residual stream first
+                collector.end_layer(index, output[0] if isinstance(output, (tuple, list)) else output)
 
             hooks.callback(layer.register_forward_hook(on_layer).remove)
         yield

@@ -23,7 +23,8 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from gattn_viz.capture.attention import IMPLEMENTATION, active_taker
 from gattn_viz.capture.checks import as_token_ids, check_request, check_sizes, real_tokens
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
-from gattn_viz.capture.hooks import backbone, gated_attention, hooked, input_device
+from gattn_viz.capture.eager import local_size, uses_interface, weights_taken
+from gattn_viz.capture.hooks import backbone, decoder_layers, gated_attention, hooked, input_device
 from gattn_viz.capture.loss import next_token_loss
 from gattn_viz.capture.projection import find_projection, head_factors, listening
 from gattn_viz.errors import GattnVizError, first_line
@@ -173,7 +174,7 @@ def _run_batch(
     positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     losses = [0.0] * len(places)
     cached = _cache_arguments(model) if step < length else {"use_cache": False}
-    with torch.no_grad(), evaluating(model), capturing(model), hooked(model, collector):
+    with torch.no_grad(), evaluating(model), capturing(model, collector), hooked(model, collector):
         token = active_taker.set(collector)
         try:
             for start in range(0, length, step):
@@ -191,16 +192,24 @@ def _run_batch(
         finally:
             active_taker.reset(token)
     if not collector.layers_seen:
-        raise GattnVizError(
-            f"{type(model).__name__} computes attention out of sight of transformers' attention interface: "
-            "its maps cannot be captured"
-        )
+        raise _not_seen(model)
     if collector.running:
         raise GattnVizError(
             f"{type(model).__name__} attends in layer {min(collector.running) + 1}, which is not in its list of "
             "layers; expected them to be numbered as they stand there: this model is not supported"
         )
     return losses if request.loss else None
+
+
+def _not_seen(model: PreTrainedModel) -> GattnVizError:
+    name = type(model).__name__
+    if uses_interface(model):
+        found = "has no softmax attention, or computes it out of sight of transformers' attention interface"
+    else:
+        found = "returns no attention weights, nor goes through transformers' attention interface"
+    return GattnVizError(
+        f"{name} {found}; expected a causal LM with softmax attention: its maps cannot be captured"
+    )
 
 
 def check_cache(model: PreTrainedModel) -> None:
@@ -325,18 +334,26 @@ def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
 
 
 @contextmanager
-def capturing(model: PreTrainedModel) -> Iterator[None]:
-    """Set the model to the capturing attention function, and back."""
+def capturing(model: PreTrainedModel, collector: Collector) -> Iterator[None]:
+    """Let the collector have the model's attention while the context lasts.
+
+    It computes it, where the model goes through transformers' attention interface; else it is given the weights
+    that the model's own attention returns.
+    """
     before = [(config, config._attn_implementation_internal) for config in _configurations(model)]
     try:
-        model.set_attn_implementation(IMPLEMENTATION)
-        if model.config._attn_implementation != IMPLEMENTATION:
-            # transformers only warns, and goes on with eager attention
-            raise GattnVizError(
-                f"{type(model).__name__} does not use transformers' attention interface: "
-                "its maps cannot be captured"
-            )
-        yield
+        if uses_interface(model):
+            model.set_attn_implementation(IMPLEMENTATION)
+            yield
+        else:
+            for config, _ in before:
+                config._attn_implementation_internal = "eager"
+
+            def take(layer: int, weights: Tensor) -> None:
+                collector.add_weights(layer, weights, local_size(model, layer))
+
+            with weights_taken(decoder_layers(model), take):
+                yield
     finally:
         for config, implementation in before:
             config._attn_implementation_internal = implementation  # without its sub-configurations

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gattn_viz.capture.eager import uses_interface
 from gattn_viz.capture.run import verify_gates
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import LoadedModel, load
@@ -97,6 +98,8 @@ def each_model(
             config.num_hidden_layers,
             config.num_attention_heads,
         )
+        if not uses_interface(loaded.model):
+            log.info("%s computes attention by itself: its weights are taken, T x T of a layer at a time", label)
         encoded = [
             encode(
                 prompt,
