@@ -133,19 +133,32 @@ def capture_attention(
         (B, Q, H, Dv) and None: the weights went to the taker.
 
     Raises:
-        GattnVizError: no capture is going on here, or attention is not causal.
+        GattnVizError: no capture is going on here, the mask is not ours, or attention is not causal.
     """
     taker = active_taker.get()
     if taker is None:
         raise not_ours(module)
     if not isinstance(attention_mask, LazyMask):
-        raise RuntimeError(f"{type(module).__name__} made its own mask, or none: what is visible cannot be known")
+        raise GattnVizError(
+            f"{type(module).__name__} made its own mask, or none, so that what is visible cannot be known; "
+            "expected the causal mask of transformers: this model is not supported"
+        )
+    if key.shape[2] > attention_mask.keys:
+        raise GattnVizError(
+            f"{type(module).__name__} attends to {key.shape[2]} keys, of which the mask has {attention_mask.keys}"
+            "; expected a key for each token and no other: this model is not supported"
+        )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if layer is None or layer < 0:
+        raise GattnVizError(
+            f"{type(module).__name__} does not know its layer (its layer_idx is {layer}); expected it to have one "
+            "of its own: layers that share their attention are not supported"
+        )
     if attention_mask.looks_ahead(query.shape[2]):
         raise GattnVizError(
             f"queries of {type(module).__name__} see keys after them; expected causal attention, as the measures "
             "do: this model is not supported"
         )
-    layer: int = module.layer_idx  # type: ignore[assignment]
     batch, heads, queries, _ = query.shape
     kv_heads, keys = key.shape[1], key.shape[2]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

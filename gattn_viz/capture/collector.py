@@ -265,6 +265,11 @@ class Collector:
         if layer not in self.running:
             return  # not softmax attention: a hybrid model's linear layers have nothing to show
         if "residual" in self.request.needs:
+            if residual.dim() != 3:  # Gemma 3n, DeepSeek V4: several streams beside each other
+                raise GattnVizError(
+                    f"layer {layer + 1} gives {tuple(residual.shape)}; expected one residual stream, (batch, "
+                    "tokens, channels): leave out the measures max_activation*"
+                )
             for partial, tokens in self._each(layer, residual):
                 _add_residual(partial, tokens)
         if self.chunk.stop >= max(place.stop for place in self.places):
