@@ -75,7 +75,7 @@ class Layer:
     Attributes:
         kind: what mixes its tokens, as the configuration calls it, such as `linear_attention`; else empty.
         attention: its attention module; None without softmax attention.
-        shape: of that; None without it.
+        shape: of that; None without it. Widths are 0 where they are out of sight, see `eager`.
         gate: None without one, or without one that is known.
         refusal: what was found in the place of a gate that cannot be trusted.
         projection: the module that receives what attention gives, gated where there is a gate; None if there is
@@ -179,8 +179,10 @@ def _kinds(model: PreTrainedModel, layers: int) -> list[str]:
 
 
 def _layer(seen: SeenLayer, kind: str, dtype: torch.dtype) -> Layer:
-    if seen.attention is None or seen.output is None:
+    if seen.attention is None:
         return Layer(kind)
+    if seen.output is None:
+        return Layer(kind, seen.attention, HeadShape(seen.heads, 0, 0))
     shape = HeadShape(seen.output.shape[1], seen.query_width, seen.output.shape[2])
     look = _Look(seen, seen.attention, seen.output, shape, tolerance=2 * torch.finfo(dtype).eps)
     gate, refusal = None, None

@@ -173,6 +173,11 @@ def capture_attention(
             f"{type(module).__name__} made its own mask, or none, so that what is visible cannot be known; "
             "expected that of transformers' masking functions: this model is not supported"
         )
+    if isinstance(mask, LazyMask) and key.shape[2] > mask.keys:
+        raise GattnVizError(
+            f"{type(module).__name__} attends to {key.shape[2]} keys, of which the mask has {mask.keys}; expected "
+            "a key for each token and no other: this model is not supported"
+        )
     if mask.looks_ahead(query.shape[2]):
         raise GattnVizError(
             f"queries of {type(module).__name__} see keys after them; expected causal attention, as the measures "

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.collector import Request
+from gattn_viz.capture.eager import GIVEN, uses_interface
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.metrics.layer import NEEDS
 from gattn_viz.metrics.weights import Weight
@@ -41,10 +42,28 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
         if not 1 <= layer <= layers:
             raise GattnVizError(f"no layer {layer}: {name} has {layers} layers; expected 1 to {layers}")
     _check_heads_of_layers(request, parts, name)
+    if not uses_interface(model):
+        _check_given(request, f"{type(model).__name__} ({name})")
     if request.weight == "gate" and not parts.gates:
         why = f" ({parts.refusal})" if parts.refusal else ""
         raise GattnVizError(
             f"no gate in {name}{why}; expected one for maps of the weight gate: choose another weight"
+        )
+
+
+def _check_given(request: Request, name: str) -> None:
+    """Raise if all that is asked for is more than weights, of a model that gives nothing else."""
+    more = ""
+    if request.maps and request.weight != "probability":
+        more = f"maps of the weight {request.weight}"
+    elif request.outputs:
+        more = "attention output"
+    elif request.needs and not (request.needs & GIVEN or request.maps or request.loss):
+        more = ", ".join(sorted(request.needs))
+    if more:
+        raise GattnVizError(
+            f"no {more} of {name}, which computes attention by itself and gives its weights only; expected maps "
+            "of the weight probability, or measures of attention weights or of the residual stream"
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gattn_viz.capture import fused
 from gattn_viz.capture.attention import Attention, active_taker
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
+from gattn_viz.capture.eager import reduce_weights
 from gattn_viz.capture.weighing import Weighing
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.gate_sums import GateSums, OutputSums
@@ -29,12 +30,15 @@ from gattn_viz.metrics.pooling import MapBuilder, MapView
 from gattn_viz.metrics.sums import AttentionSums
 from gattn_viz.metrics.weights import Weight
 
-Path = Literal["fused", "blocks"]
-"""How a layer's attention was computed."""
+Path = Literal["fused", "blocks", "eager"]
+"""How a layer's attention was computed; `eager` is by the model itself, see `gattn_viz.capture.eager`."""
 
 OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "received", "entropy", "row_max"})
 OF_GATES: frozenset[Need] = frozenset({"gate_scores", "gate_histogram", "output_histogram"})
 OF_OUTPUT: frozenset[Need] = frozenset({"output_before", "output_histogram"})
+
+# Of a query's weights in bfloat16 the sum is off by less than 2^-8.
+LARGEST_OFF = 0.02
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class LayerCapture:
     Attributes:
         layer: from 1.
         paths: how the output and the sums were computed, `fused` or `blocks`; both if one chunk went this way,
-            another that.
+            another that. `eager` if the model computed them itself.
         probabilities: (heads kept, queries, keys) of the view, 1 head for their mean; weighted as asked for.
         gate_logits, gate_scores: (T, H, C), before and after the activation; None without a gate too.
         output_before, output_after: (T, H, D), the attention output before and after the gate. Without a gate the
@@ -159,7 +163,7 @@ class Collector:
         partial = self._partials(layer)[attention.sequence]
         needs = self.request.needs & OF_ATTENTION
         if partial.heads == 0:
-            self._begin(partial, layer, attention)
+            self._begin(partial, layer, attention.heads, attention.q.device)
         if attention.first_query != partial.queries:
             raise _not_in_turn(layer)
         partial.queries += len(attention.q)
@@ -186,6 +190,44 @@ class Collector:
             output = attention.q.new_empty(*attention.q.shape[:3], attention.v.shape[-1])
             attend_in_blocks(attention, output=output, sums=partial.sums, needs=needs, wanted=wanted)
         return output
+
+    def add_weights(self, weights: Tensor, local_size: int | None) -> None:
+        """The attention weights of a layer that computes its attention itself.
+
+        Args:
+            weights: (B, H, Q, keys), with keys from the batch's first place to the chunk's last.
+            local_size: how many keys back a query sees at most; None is all of them.
+
+        Raises:
+            GattnVizError: these are not the probabilities of causal attention.
+        """
+        layer = self._running_layer()
+        expected = (len(self.places), weights.shape[1], len(self.chunk), self.chunk.stop)
+        if weights.shape != expected:
+            raise _no_probabilities(layer, f"have the shape {tuple(weights.shape)}, not {expected}")
+        for sequence, (partial, place) in enumerate(zip(self._partials(layer), self.places, strict=True)):
+            start, stop = max(place.start, self.chunk.start), min(place.stop, self.chunk.stop)
+            if start >= stop:
+                continue
+            if partial.heads == 0:
+                self._begin(partial, layer, weights.shape[1], weights.device)
+            if start - place.start != partial.queries:
+                raise _not_in_turn(layer)
+            partial.queries += stop - start
+            partial.paths.add("eager")
+            rows = slice(start - self.chunk.start, stop - self.chunk.start)
+            off = reduce_weights(
+                weights[sequence, :, rows, place.start : stop],
+                start - place.start,
+                sums=partial.sums,
+                needs=self.request.needs,
+                wanted=self._wanted(partial, layer, None),
+                local_size=local_size,
+            )
+            if off > LARGEST_OFF:  # not NaN: broken weights are reported where they are measured
+                raise _no_probabilities(
+                    layer, f"do not sum to 1 over the keys up to each query (off by {off:.2g})"
+                )
 
     def add_output(self, module: nn.Module, output: Tensor) -> None:
         self.gates.pop(self._running_layer(), None)
@@ -249,6 +291,11 @@ class Collector:
         if layer not in self.running:
             return  # not softmax attention: a hybrid model's linear layers have nothing to show
         if "residual" in self.request.needs:
+            if residual.shape[:2] != (len(self.places), len(self.chunk)):
+                raise GattnVizError(
+                    f"layer {layer + 1} gives {tuple(residual.shape)}; expected a residual stream of (batch, "
+                    "tokens, channels): leave out the measures max_activation*"
+                )
             for partial, tokens in self._each(layer, residual):
                 _add_residual(partial, tokens)
         if self.chunk.stop >= max(place.stop for place in self.places):
@@ -269,21 +316,19 @@ class Collector:
             self.running[layer] = [_Partial(place.stop - place.start) for place in self.places]
         return self.running[layer]
 
-    def _begin(self, partial: _Partial, layer: int, attention: Attention) -> None:
-        partial.heads = attention.heads
+    def _begin(self, partial: _Partial, layer: int, heads: int, device: torch.device) -> None:
+        partial.heads = heads
         if self.request.needs:
-            partial.sums = AttentionSums.zeros(
-                partial.heads, partial.tokens, self.request.needs, attention.q.device
-            )
+            partial.sums = AttentionSums.zeros(heads, partial.tokens, self.request.needs, device)
         if layer + 1 in self.request.maps:
             asked = self.request.heads
             kept = partial.heads if asked is None else 1 if asked == "mean" else len(asked)
             partial.map = MapBuilder(kept, partial.tokens, self.request.view)
 
-    def _wanted(self, partial: _Partial, layer: int, attention: Attention) -> WantedMap | None:
+    def _wanted(self, partial: _Partial, layer: int, attention: Attention | None) -> WantedMap | None:
         if partial.map is None:
             return None
-        weighing = self._weighing(layer, attention)
+        weighing = None if attention is None else self._weighing(layer, attention)
         if self.request.heads == "mean":
             return WantedMap(partial.map, None, weighing)
         every = range(1, partial.heads + 1)
@@ -374,6 +419,13 @@ def _add_fused(sums: AttentionSums, needs: frozenset[Need], attention: Attention
         first_count = attention.first_query + 1
         seen = torch.arange(first_count, first_count + len(lse), device=lse.device)
         sums.add_entropy(every, fused.entropy(attention).flatten(1, 2).T, seen)
+
+
+def _no_probabilities(layer: int, found: str) -> GattnVizError:
+    return GattnVizError(
+        f"the attention weights that layer {layer + 1} returns {found}; expected the probabilities of causal "
+        "attention: this model is not supported"
+    )
 
 
 def _not_in_turn(layer: int) -> GattnVizError:

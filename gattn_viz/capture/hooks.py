@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from gattn_viz.capture.anatomy import Anatomy, Gate
 from gattn_viz.capture.attention import active_taker, not_ours
 from gattn_viz.capture.collector import Collector
-from gattn_viz.capture.layers import followed
+from gattn_viz.capture.eager import local_size, weights_taken
+from gattn_viz.capture.layers import decoder_layers, followed
 
 
 @contextmanager
@@ -28,6 +29,12 @@ def hooked(model: PreTrainedModel, parts: Anatomy, collector: Collector) -> Iter
 
     with ExitStack() as hooks:
         hooks.enter_context(followed(model, collector, check))
+        if parts.implementation == "eager":
+
+            def take(module: nn.Module, weights: Tensor) -> None:
+                collector.add_weights(weights, local_size(model, collector.passed - 1))
+
+            hooks.enter_context(weights_taken(decoder_layers(model), take))
         for gate in parts.gates:
             hooks.enter_context(_gate_hooked(gate, collector, check))
         yield

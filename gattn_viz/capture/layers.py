@@ -106,8 +106,8 @@ def followed(model: PreTrainedModel, follower: Follower, check: Callable[[nn.Mod
 
     def on_end(module: nn.Module, args: Any, output: Any) -> None:
         check(module)
-        # some families return a tuple, the residual stream first
-        follower.end_layer(output[0] if isinstance(output, tuple) else output)
+        # some families return a tuple or a list, the residual stream first
+        follower.end_layer(output[0] if isinstance(output, (tuple, list)) else output)
 
     with ExitStack() as hooks:
         hooks.callback(backbone(model).register_forward_pre_hook(on_pass).remove)

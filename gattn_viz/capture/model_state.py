@@ -50,14 +50,18 @@ def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
 
 @contextmanager
 def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Set the model to an attention function, and back.
+    """Set the model to an attention function, and back. `eager` is its own, whether it goes through the interface.
 
     Raises:
         GattnVizError: the model does not look its attention function up.
     """
     before = [(config, config._attn_implementation_internal) for config in _configurations(model)]
     try:
-        model.set_attn_implementation(implementation)
+        if implementation == "eager":
+            for config, _ in before:
+                config._attn_implementation_internal = implementation
+        else:
+            model.set_attn_implementation(implementation)
         if model.config._attn_implementation != implementation:
             # transformers only warns, and goes on with eager attention
             raise GattnVizError(

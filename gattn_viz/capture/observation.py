@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from gattn_viz.capture.attention import IMPLEMENTATION, WITH_TENSOR_MASK, Attention, active_taker, not_ours
 from gattn_viz.capture.blocks import attend_in_blocks
+from gattn_viz.capture.eager import uses_interface, weights_taken
 from gattn_viz.capture.layers import backbone, decoder_layers, followed, input_device
 from gattn_viz.capture.mask import NotATensor
 from gattn_viz.capture.model_state import alone, attending_by, evaluating
@@ -40,7 +41,8 @@ class SeenLayer:
     Attributes:
         module: the decoder layer.
         attention: the module that attended; None if none did.
-        output: (T, H, V), of attention, float32 on the CPU.
+        heads: H.
+        output: (T, H, V), of attention, float32 on the CPU; None of a layer that gives its weights only.
         query_width: head_dim of queries.
         learned_sink: whether a learned logit took part.
         before, after: the modules that began before it had attended, and after that.
@@ -48,6 +50,7 @@ class SeenLayer:
 
     module: nn.Module
     attention: nn.Module | None = None
+    heads: int = 0
     output: Tensor | None = None
     query_width: int = 0
     learned_sink: bool = False
@@ -62,6 +65,8 @@ def observe(model: PreTrainedModel) -> tuple[list[SeenLayer], str]:
         GattnVizError: attention cannot be seen, is not causal, or happens twice in a layer.
     """
     with alone(model):
+        if not uses_interface(model):
+            return _run(model, "eager"), "eager"
         try:
             return _run(model, IMPLEMENTATION), IMPLEMENTATION
         except NotATensor:
@@ -79,17 +84,25 @@ def _run(model: PreTrainedModel, implementation: str) -> list[SeenLayer]:
     with torch.no_grad(), evaluating(model), attending_by(model, implementation), ExitStack() as hooks:
         hooks.enter_context(followed(model, observer, check))
         hooks.enter_context(_listening(model, observer))
+        if implementation == "eager":
+            hooks.enter_context(weights_taken(decoder_layers(model), observer.add_weights))
         token = active_taker.set(observer)
         try:
             backbone(model)(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
         finally:
             active_taker.reset(token)
     if not any(layer.attention for layer in observer.layers):
-        raise GattnVizError(
-            f"{type(model).__name__} computes attention out of sight of transformers' attention interface: "
-            "its maps cannot be captured"
-        )
+        raise _not_seen(model)
     return observer.layers
+
+
+def _not_seen(model: PreTrainedModel) -> GattnVizError:
+    found = "has no softmax attention, or computes it out of sight of transformers' attention interface"
+    if not uses_interface(model):
+        found = "returns no attention weights, nor goes through transformers' attention interface"
+    return GattnVizError(
+        f"{type(model).__name__} {found}; expected a causal LM with softmax attention: its maps cannot be captured"
+    )
 
 
 class _Observer:
@@ -122,7 +135,14 @@ class _Observer:
         attend_in_blocks(attention, output=output)
         return output
 
+    def add_weights(self, module: nn.Module, weights: Tensor) -> None:
+        self._attended(module, weights.shape[1])
+
     def add_output(self, module: nn.Module, output: Tensor) -> None:
+        layer = self._attended(module, output.shape[2])
+        layer.output = output[0].float().cpu()
+
+    def _attended(self, module: nn.Module, heads: int) -> SeenLayer:
         if self.running is None:
             raise GattnVizError(
                 f"{type(module).__name__} attends outside of the model's layers; expected it in one of them: this "
@@ -133,7 +153,8 @@ class _Observer:
                 f"layer {len(self.layers)} attends more than once, in {type(module).__name__}; expected once: "
                 "this model is not supported"
             )
-        self.running.attention, self.running.output = module, output[0].float().cpu()
+        self.running.attention, self.running.heads = module, heads
+        return self.running
 
     def on_begin(self, module: nn.Module, args: Any) -> None:
         if self.running is not None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gattn_viz.capture.anatomy import Anatomy, anatomy
+from gattn_viz.capture.attention import WITH_TENSOR_MASK
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import LoadedModel, load
 from gattn_viz.models.names import ModelSource, resolve
@@ -136,6 +137,10 @@ def _say_what_gate(label: str, parts: Anatomy) -> None:
     if parts.gate_in_words is not None:
         inferred = any(gate.inferred for gate in parts.gates)
         log.log(logging.WARNING if inferred else logging.INFO, "%s: gate: %s", label, parts.gate_in_words)
+    if parts.implementation == "eager":
+        log.info("%s computes attention by itself: its weights are taken, T x T of a layer at a time", label)
+    elif parts.implementation == WITH_TENSOR_MASK:
+        log.info("%s chooses keys for each query: its mask is T x T", label)
     if parts.is_looped:
         log.info("%s goes through layers more than once: they are counted as they run", label)
 

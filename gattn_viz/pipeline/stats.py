@@ -36,7 +36,11 @@ from gattn_viz.prompts import EncodedPrompt, Prompt
 FEW = 10
 """Intervals of fewer prompts are too narrow to be shown without a word."""
 
-IN_WORDS = {"fused": "fused kernel", "blocks": "blocks of rows, float32"}
+IN_WORDS = {
+    "fused": "fused kernel",
+    "blocks": "blocks of rows, float32",
+    "eager": "transformers' eager weights",
+}
 """How attention was computed."""
 
 
@@ -68,7 +72,8 @@ def sink_stats(
 
     Returns:
         a column for each measure, and with `ci` also `<measure>_ci_low` and `<measure>_ci_high` for those that are
-        means. `attrs["attention_path"]` says how each model's attention was computed: `fused`, `blocks` or both.
+        means. `attrs["attention_path"]` says how each model's attention was computed: `fused`, `blocks` or both,
+        or `eager`, see `LayerCapture.paths`.
 
     Raises:
         GattnVizError: a model or prompt that cannot be used, a prompt too short to have a value, options that do

@@ -255,16 +255,47 @@ UNUSUAL: dict[str, Family] = {
     ),
 }
 
+# Attention that does not go through transformers' interface, nor has KV heads that its configuration counts.
+EAGER_SIZES = {name: size for name, size in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
+
+EAGER: dict[str, Family] = {
+    # rotary embeddings, one KV head
+    "falcon": Family("FalconForCausalLM", "FalconConfig", CAUSAL),
+    # rotary embeddings, grouped KV heads
+    "falcon_grouped": Family(
+        "FalconForCausalLM", "FalconConfig", CAUSAL, {"new_decoder_architecture": True, "num_kv_heads": 2}
+    ),
+    "falcon_alibi": Family(
+        "FalconForCausalLM",
+        "FalconConfig",
+        CAUSAL,
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "bloom": Family("BloomForCausalLM", "BloomConfig", CAUSAL),
+    "mpt": Family("MptForCausalLM", "MptConfig", CAUSAL, {"max_seq_len": 2048}),
+    "gpt_neo": Family(
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        _local(everything, window(5)),
+        {"attention_types": [[["global", "local"], 1]], "window_size": 5},
+    ),
+    "xglm": Family("XGLMForCausalLM", "XGLMConfig", CAUSAL, {"ffn_dim": 48, "init_std": 0.3}),
+    "gpt_neox_japanese": Family("GPTNeoXJapaneseForCausalLM", "GPTNeoXJapaneseConfig", CAUSAL),
+    # its modules return lists; it has no cache
+    "openai_gpt": Family("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", CAUSAL),
+}
+
 
 @cache
 def family_model(name: str) -> PreTrainedModel:
     """The model of a family, in float32, the same at each call: leave it as it was."""
-    family = (FAMILIES | UNUSUAL)[name]
+    family = (FAMILIES | UNUSUAL | EAGER)[name]
     torch.manual_seed(0)
     if not family.model:
         model: PreTrainedModel = tiny_model(name, max_position_embeddings=2048, qkv_bias=True)
     else:
-        config = getattr(transformers, family.config)(**{**SIZES, **family.options})
+        sizes = EAGER_SIZES if name in EAGER else SIZES
+        config = getattr(transformers, family.config)(**{**sizes, **family.options})
         model = getattr(transformers, family.model)(config).eval()
     _move_what_is_trivial(model)
     model.generation_config.pad_token_id = 0

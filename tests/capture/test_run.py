@@ -10,8 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
-    FalconConfig,
-    FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -360,16 +358,6 @@ class TestErrors:
                     capture(model, ids(3), request)
         with pytest.raises(GattnVizError, match=r"^no head 5: this model has 4 heads a layer; expected 1 to 4$"):
             capture(model, ids(3), Request(maps=frozenset({1}), heads=(1, 5)))
-
-    def test_a_model_that_does_not_use_the_attention_interface(self) -> None:
-        config = FalconConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-        model = FalconForCausalLM(config)
-        before = model.config._attn_implementation
-        with pytest.raises(
-            GattnVizError, match="FalconForCausalLM does not use transformers' attention interface"
-        ):
-            capture(model, ids(3), Request(needs=NEEDS))
-        assert model.config._attn_implementation == before
 
     def test_the_attention_function_outside_a_capture(self) -> None:
         model = tiny_model("baseline")

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from transformers import BloomConfig, BloomForCausalLM
 
 from gattn_viz import Prompt, Run, sink_stats
 from gattn_viz.cli import sink_stats as sink_stats_command
 from gattn_viz.metrics.measures import SINK_MEASURES
 from tests.cli.conftest import Cli
+from tests.models.checkpoints import save
 
 PROMPT = ("-p", "the cat sat on the mat", "-p", "the dog")
 
@@ -42,6 +44,21 @@ def test_messages_go_to_stderr_and_name_each_checkpoint(cli: Cli, tiny_trio: Pat
         )
     ]
     assert cli("sink-stats", "-q", *PROMPT).err == ""
+
+
+def test_a_model_that_computes_attention_by_itself(cli: Cli, tmp_path: Path) -> None:
+    save(BloomForCausalLM(BloomConfig(vocab_size=260, hidden_size=32, n_layer=2, n_head=4)), tmp_path / "bloom")
+    done = cli("sink-stats", "-m", str(tmp_path / "bloom"), *PROMPT, "--by", "layer")
+    assert done.err.splitlines()[-2:] == [
+        "bloom computes attention by itself: its weights are taken, T x T of a layer at a time",
+        "bloom attention: transformers' eager weights",
+    ]
+    shown = table(done.out)
+    blank = {"gate_mean", "value_norm_first", "value_norm_rest"}
+    assert {name for name in shown if shown[name].isna().any()} == blank
+    done = cli("sink-stats", "-m", str(tmp_path / "bloom"), *PROMPT, "--measures", "value_norm_first")
+    assert done.code == 1
+    assert done.err.splitlines()[-1].startswith("gattn-viz: error: no values of BloomForCausalLM")
 
 
 def test_to_a_file(cli: Cli, tmp_path: Path) -> None:
