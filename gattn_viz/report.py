@@ -18,6 +18,7 @@ BAR_WIDTH = 20
 # What is shown unless columns are named; each with its heading and format.
 USUAL = {
     "first_token_mass": ("first-token mass", ".3f"),
+    "learned_sink_mass": ("learned sink", ".3f"),
     "sink_rate": ("sink rate", ".2f"),
     "top_sink_position": ("top sink", ""),
     "entropy_ratio": ("entropy ratio", ".2f"),

@@ -235,6 +235,9 @@ class _KVHead:
             return
         if "first_token" in self.needs:
             sums.add_first_token(self.heads, self.attention.first_query, (self.first_token * over_total).T)
+        if "learned_sink" in self.needs and self.sink_logit is not None:
+            of_sink = (self.sink_logit - self.shift).exp() * over_total  # 1 - the rest would lose a small one
+            sums.add_learned_sink(self.heads, self.attention.first_query, of_sink.T)
         if "received" in self.needs:
             sums.add_received(self.heads, self.attention.first_key, self.received)
         if "row_max" in self.needs:

@@ -32,7 +32,7 @@ from gattn_viz.metrics.weights import Weight
 Path = Literal["fused", "blocks"]
 """How a layer's attention was computed."""
 
-OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "received", "entropy", "row_max"})
+OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "learned_sink", "received", "entropy", "row_max"})
 OF_GATES: frozenset[Need] = frozenset({"gate_scores", "gate_histogram", "output_histogram"})
 OF_OUTPUT: frozenset[Need] = frozenset({"output_before", "output_histogram"})
 
@@ -143,8 +143,10 @@ class Collector:
         """Compute a sequence's attention by the cheapest path that gives what is asked for."""
         partial = self._partials(layer)[attention.sequence]
         needs = self.request.needs & OF_ATTENTION
+        if attention.sink_logit is None:
+            needs -= {"learned_sink"}
         if partial.heads == 0:
-            self._begin(partial, layer, attention)
+            self._begin(partial, layer, attention, needs)
         if attention.first_query != partial.queries:
             raise _runs_twice(layer)
         partial.queries += len(attention.q)
@@ -243,12 +245,10 @@ class Collector:
             self.running[layer] = [_Partial(place.stop - place.start) for place in self.places]
         return self.running[layer]
 
-    def _begin(self, partial: _Partial, layer: int, attention: Attention) -> None:
+    def _begin(self, partial: _Partial, layer: int, attention: Attention, needs: frozenset[Need]) -> None:
         partial.heads = attention.heads
         if self.request.needs:
-            partial.sums = AttentionSums.zeros(
-                partial.heads, partial.tokens, self.request.needs, attention.q.device
-            )
+            partial.sums = AttentionSums.zeros(partial.heads, partial.tokens, needs, attention.q.device)
         if layer + 1 in self.request.maps:
             asked = self.request.heads
             if isinstance(asked, tuple) and max(asked) > partial.heads:
@@ -305,6 +305,8 @@ class Collector:
                 heads=partial.heads,
                 first_token=_to_numpy(sums.first_token),
                 first_row=_to_numpy(sums.first_row),
+                learned_sink=_to_numpy(sums.learned_sink),
+                learned_sink_first_row=_to_numpy(sums.learned_sink_first_row),
                 received=_to_numpy(sums.received),
                 entropy=_to_numpy(sums.entropy),
                 entropy_ratio=_to_numpy(sums.entropy_ratio),

@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 
 Need = Literal[
-    "first_token", "received", "entropy", "row_max", "gate", "values", "residual",
+    "first_token", "learned_sink", "received", "entropy", "row_max", "gate", "values", "residual",
     "gate_scores", "gate_histogram", "gate_tokens", "output_before", "output_after", "output_histogram",
 ]  # fmt: skip
 """What has to be taken out of a layer for a measure."""
@@ -32,6 +32,9 @@ class LayerSums:
         first_token: (H,), the attention to the first token, summed over the queries after the first. With the 1 of
             the first one in it, what is next to 0 would have lost its digits.
         first_row: (H,), the attention of the first query to it (1, unless there is a learned sink).
+        learned_sink: (H,), the attention that a learned sink takes, summed over the queries after the first; None
+            without such a sink too.
+        learned_sink_first_row: (H,), that of the first query.
         received: (H, T), for each key the sum of the attention it gets, over all queries.
         entropy: (H,), the sum over queries of -sum_k p log p, in nats.
         entropy_ratio: (H,), the sum over queries that see two keys or more of their entropy / log(keys seen).
@@ -53,6 +56,8 @@ class LayerSums:
     heads: int
     first_token: Array | None = None
     first_row: Array | None = None
+    learned_sink: Array | None = None
+    learned_sink_first_row: Array | None = None
     received: Array | None = None
     entropy: Array | None = None
     entropy_ratio: Array | None = None

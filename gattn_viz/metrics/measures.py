@@ -127,6 +127,16 @@ def uniform_null(sums: LayerSums, options: Options) -> Array:
     return np.full(sums.heads, _divide(harmonic, options.queries(sums.tokens)))
 
 
+def learned_sink_mass(sums: LayerSums, options: Options) -> Array:
+    """Mean over queries of the probability of a learned sink, 1 - sum_k p[i, k]; NaN without one."""
+    if sums.learned_sink is None or sums.learned_sink_first_row is None:
+        return np.full(sums.heads, np.nan)
+    taken = sums.learned_sink
+    if options.first_row == "include":
+        taken = taken + sums.learned_sink_first_row
+    return _probability(_divide(taken, options.queries(sums.tokens)))
+
+
 def sink_rate(sums: LayerSums, options: Options) -> Array:
     """1 where alpha of the first token exceeds the threshold, else 0."""
     assert sums.first_token is not None
@@ -227,6 +237,7 @@ def _divide(total: Array | float, count: float) -> Array:
 _QIU = "Qiu et al. 2025, arXiv 2505.06708"
 _GU = "Gu et al., ICLR 2025, arXiv 2410.10781"
 _SUN = "Sun et al. 2024, arXiv 2402.17762"
+_GPT_OSS = "gpt-oss model card 2025, arXiv 2508.10925"
 _GUO = "Guo et al. 2024, arXiv 2410.13835"
 
 SINK_MEASURES: tuple[Measure, ...] = (
@@ -240,6 +251,13 @@ SINK_MEASURES: tuple[Measure, ...] = (
         "first_token_mass if every query attended equally to all tokens up to itself: (H_T - 1)/(T - 1); "
         "H_T/T with the first row",
         "H_T is the T-th harmonic number",
+    ),
+    Measure(
+        "learned_sink_mass", learned_sink_mass, "probability", 0, 1, "learned_sink", "queries",
+        "mean over the same queries of the attention that a learned sink takes (gpt-oss and others): what is "
+        "missing from 1 in the sum over keys. Empty where a layer has none; of a model: the mean over the layers "
+        "that have one",
+        _GPT_OSS,
     ),
     Measure(
         "sink_rate", sink_rate, "share of prompts", 0, 1, "first_token", "prompts",

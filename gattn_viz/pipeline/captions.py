@@ -12,6 +12,11 @@ import pandas as pd
 
 from gattn_viz.pipeline.paper import ModelRun, PaperData
 
+LEARNED_SINKS = (
+    "Where a learned sink takes a share of a query's probability its row sums below 1: the share's mean over all "
+    "queries stands above the map."
+)
+
 MOST_IDS = 3
 """Ids of prompts that are written out."""
 
@@ -101,10 +106,12 @@ def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
     which = set(layers.values())
     asked = which.pop() if len(which) == 1 else "; ".join(f"{model} {text}" for model, text in layers.items())
     pooled = f"; a cell is the largest of up to {size} x {size} probabilities" if size > 1 else ""
+    sinks = f" {LEARNED_SINKS}" if "learned_sink_mass" in frame else ""
     return (
         f"Attention probabilities of queries (rows) to keys (columns), mean over heads{pooled}. Layers {asked}. "
         f"Prompt {frame['prompt'].iloc[0]}, T = {' or '.join(f'{t:,}' for t in tokens)}; the first query too. "
         f"One linear colour range, 0 to {frame['probability'].max():.3g}; keys after the query are blank."
+        f"{sinks}"
     )
 
 

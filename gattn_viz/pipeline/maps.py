@@ -16,6 +16,7 @@ from gattn_viz.capture.collector import LayerCapture, Request, Weight
 from gattn_viz.capture.hooks import decoder_layers
 from gattn_viz.capture.run import OnPrompt, capture
 from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.measures import Options, learned_sink_mass
 from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.metrics.weights import Quantity, quantity
 from gattn_viz.models.checkpoint_config import load_config
@@ -46,6 +47,8 @@ class AttentionMaps:
         attention_path: how attention was computed, see `LayerCapture.paths`.
         weight: what the cells hold, see `gattn_viz.metrics.weights`; `quantity` says it in words.
         gate: `headwise`, `elementwise` or None, of the model.
+        learned_sink: (layers, heads), the probability that a learned sink takes, mean over all queries of the
+            prompt: what the rows of probabilities lack to 1. NaN where there is none; None is nowhere.
     """
 
     model: str
@@ -63,6 +66,7 @@ class AttentionMaps:
     attention_path: str
     weight: Weight = "probability"
     gate: str | None = None
+    learned_sink: NDArray[np.float64] | None = field(default=None, repr=False)
 
     @property
     def quantity(self) -> Quantity:
@@ -116,6 +120,7 @@ def attention_maps(
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
             view=view,
             weight=weight,
+            needs=frozenset({"learned_sink"}),
         )
         check_request(model, request, label)
         # all of them before the first is run
@@ -149,6 +154,7 @@ def attention_maps(
                     attention_path=" and ".join(sorted(paths)),
                     weight=weight,
                     gate=gate_of(loaded.config),
+                    learned_sink=learned_sinks([captured[layer] for layer in chosen], request.heads),
                 )
             )
         del loaded, model  # before the next one is loaded
@@ -223,6 +229,22 @@ def check_softmax(layers: Sequence[int], captured: dict[int, LayerCapture], labe
             raise GattnVizError(
                 f"layer {layer} of {label} has no softmax attention, and so no map; expected one of {have}"
             )
+
+
+def learned_sinks(
+    layers: Sequence[LayerCapture], heads: tuple[int, ...] | Literal["mean"] | None
+) -> NDArray[np.float64] | None:
+    """(layers, heads as in `Request`): what a learned sink takes, see `AttentionMaps`."""
+    found = []
+    for layer in layers:
+        assert layer.sums is not None
+        of_heads = learned_sink_mass(layer.sums, Options(first_row="include"))
+        if heads == "mean":
+            of_heads = of_heads.mean(keepdims=True)
+        elif heads is not None:
+            of_heads = of_heads[[head - 1 for head in heads]]
+        found.append(of_heads)
+    return None if np.isnan(found).all() else np.stack(found)
 
 
 def _map(layer: LayerCapture) -> NDArray[np.float32]:

@@ -28,7 +28,7 @@ from gattn_viz.metrics.pooling import MapView
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.gates import any_gate
-from gattn_viz.pipeline.maps import check_softmax, choose_layers
+from gattn_viz.pipeline.maps import check_softmax, choose_layers, learned_sinks
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log
 from gattn_viz.pipeline.stats import Wanted, measure
 from gattn_viz.prompts import EncodedPrompt, Prompt
@@ -239,7 +239,7 @@ def _maps(
     """The cells of some layers' maps on one prompt, mean over heads, those left out whose keys are all later."""
     chosen = choose_layers(layers, len(decoder_layers(loaded.model)))
     view = MapView(max_cells=MAP_CELLS)
-    request = Request(maps=frozenset(chosen), heads="mean", view=view)
+    request = Request(maps=frozenset(chosen), heads="mean", view=view, needs=frozenset({"learned_sink"}))
     check_request(loaded.model, request, label)
     cells = view.cells(len(prompt.ids))
     [captured] = capture(loaded.model, [prompt.ids], request, chunk=run.chunk)
@@ -247,8 +247,9 @@ def _maps(
     rows, columns = np.nonzero(cells.causal_pairs())
     starts = np.array(cells.queries.starts)
     tokens = token_labels(loaded.tokenizer, prompt.ids)
+    sinks = learned_sinks([captured[layer] for layer in chosen], "mean")
     found = []
-    for layer in chosen:
+    for n, layer in enumerate(chosen):
         probabilities = captured[layer].probabilities
         assert probabilities is not None
         values = probabilities[0].numpy()[rows, columns]
@@ -263,6 +264,7 @@ def _maps(
             "probability": values,
             "cell": cells.queries.size,
             "tokens": cells.tokens,
+            **({} if sinks is None else {"learned_sink_mass": sinks[n, 0]}),
         }
         found.append(pd.DataFrame(columns_of_layer))
     return pd.concat(found, ignore_index=True)

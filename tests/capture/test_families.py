@@ -175,6 +175,7 @@ def statistics(weights: Tensor, visible: Visible) -> dict[str, Array]:
         "entropy": entropy,
         "ratio": ratio,
         "row_max": largest,
+        "learned_sink": 1 - p.sum(-1),
     }
 
 
@@ -192,6 +193,13 @@ def assert_sums(sums: LayerSums, expected: dict[str, Array], visible: Visible, n
         of_others = first[:, 1:].sum(-1)
         np.testing.assert_allclose(sums.first_token / tokens, of_others / tokens, **close, err_msg="first_token")
         np.testing.assert_allclose(sums.first_row, first[:, 0], **close, err_msg="first_row")
+    if "learned_sink" in needs:
+        taken = expected["learned_sink"]
+        found = np.zeros((2, sums.heads))
+        if sums.learned_sink is not None:
+            found[:] = sums.learned_sink, sums.learned_sink_first_row
+        np.testing.assert_allclose(found[0] / tokens, taken[:, 1:].sum(-1) / tokens, **close)
+        np.testing.assert_allclose(found[1], taken[:, 0], **close)
     if "received" in needs:
         queries = np.arange(tokens, 0, -1)
         alpha = expected["received"] / queries
@@ -290,8 +298,12 @@ def assert_same(
             )
         a, b = one[layer].sums, other[layer].sums
         assert (a.tokens, a.heads, a.ratio_queries) == (b.tokens, b.heads, b.ratio_queries)
-        queries = {"first_row": 1, "received": np.arange(a.tokens, 0, -1)}
-        for field in ("first_token", "first_row", "received", "entropy", "entropy_ratio", "row_max"):
+        queries = {"first_row": 1, "learned_sink_first_row": 1, "received": np.arange(a.tokens, 0, -1)}
+        fields = ["first_token", "first_row", "received", "entropy", "entropy_ratio", "row_max"]
+        assert (a.learned_sink is None) == (b.learned_sink is None)
+        if b.learned_sink is not None:
+            fields += ["learned_sink", "learned_sink_first_row"]
+        for field in fields:
             divisor = queries.get(field, a.tokens)
             x, y = getattr(a, field) / divisor, getattr(b, field) / divisor
             np.testing.assert_allclose(x, y, atol=TOLERANCE, rtol=0, err_msg=f"layer {layer}, {field}")
@@ -379,7 +391,7 @@ class TestOnePass:
 class TestAskedAlone:
     """A single statistic may be had on another path than all of them."""
 
-    @pytest.mark.parametrize("need", ["first_token", "received", "entropy", "row_max"])
+    @pytest.mark.parametrize("need", ["first_token", "learned_sink", "received", "entropy", "row_max"])
     def test_statistics(self, name: str, need: Need) -> None:
         for tokens in LENGTHS:
             needs = frozenset({need})
