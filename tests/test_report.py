@@ -60,6 +60,22 @@ def test_a_learned_sink_is_shown_of_the_layers_that_have_one() -> None:
     assert models.learned_sink_mass.isna().tolist() == [False, True]
 
 
+def test_how_many_queries_see_the_first_token_is_said_where_not_all_do() -> None:
+    sums = [sums_of([make_case(9, 5)]), sums_of([make_case(9, 5)], "b")]
+    layers, models = tables.summarise(sums, "layer"), tables.summarise(sums, "model")
+
+    def report() -> str:
+        console = Console(file=io.StringIO(), width=150, force_terminal=False)
+        print_sink_report(layers, models, None, console)
+        return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+    assert "sees first" not in report()
+    assert "visible" not in report()
+    layers.loc[1, "first_token_visible"], models.loc[0, "first_token_visible"] = 0.25, 0.75
+    assert "sees first" in report()
+    assert report().count("first token visible to 75% of queries") == 1
+
+
 def test_what_the_numbers_stand_for_is_said() -> None:
     text = " ".join(printed().split())
     assert "mean over heads; first query left out; 2 prompts, 24 tokens, 22 queries; last row: mean" in text

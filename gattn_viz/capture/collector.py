@@ -311,6 +311,8 @@ class Collector:
                 entropy=_to_numpy(sums.entropy),
                 entropy_ratio=_to_numpy(sums.entropy_ratio),
                 ratio_queries=sums.ratio_queries,
+                queries_of_key=_to_numpy(sums.queries_of_key),
+                uniform_first=_to_numpy(sums.uniform_first),
                 row_max=_to_numpy(sums.row_max),
                 gate_mean=None if partial.gate_sum is None else _to_numpy(partial.gate_sum / partial.tokens),
                 gates=partial.gates,

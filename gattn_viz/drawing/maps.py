@@ -43,7 +43,7 @@ class Look:
 
 def color_scale(sets: Iterable[AttentionMaps], look: Look = Look()) -> ColorScale:
     """One colour range for all maps of these models, so that their figures can be compared."""
-    panels = (_panel(maps, one) for maps in sets for layer in maps.probabilities for one in layer)
+    panels = (_panel(maps, n, one) for maps in sets for n, layer, _ in _layers(maps) for one in layer)
     vmin, vmax = shared_range((panel.shown for panel in panels), look.vmax)
     return ColorScale(look.scale, vmin, vmax)
 
@@ -58,7 +58,7 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
         rows = wrap_panels(_mean_panels(maps))
     else:
         panels = [
-            _panel(maps, one, map_title(f"L{n} H{head}", sink))
+            _panel(maps, n, one, map_title(f"L{n} H{head}", sink))
             for n, layer, sinks in _layers(maps)
             for head, one, sink in zip(maps.heads, layer, sinks, strict=True)
         ]
@@ -69,7 +69,8 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
         rows,
         title=f"{maps.model}: {maps.quantity.title}, {layers_in_words(maps)}, {heads_in_words(maps)}, "
         f"{maps.cells.in_words()}",
-        footnote=f"{footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}{_sinks_in_words([maps])}",
+        footnote=f"{footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}"
+        f"{_sinks_in_words([maps])}{_windows_in_words([maps])}",
         colorbar_label=_unit([maps]),
         scale=scale,
         font=look.font,
@@ -93,7 +94,7 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
         title=f"{' or '.join(dict.fromkeys(maps.quantity.title for maps in sets))}, "
         f"{heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
         footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(sets, scale)}{_formulas(sets)}"
-        f"{_order_in_words(sets)}{_sinks_in_words(sets)}",
+        f"{_order_in_words(sets)}{_sinks_in_words(sets)}{_windows_in_words(sets)}",
         colorbar_label=_unit(sets),
         row_labels=[maps.model for maps in sets],
         scale=scale,
@@ -111,13 +112,13 @@ def _layers(maps: AttentionMaps) -> Iterable[tuple[int, NDArray[np.float32], NDA
 
 def _mean_panels(maps: AttentionMaps) -> list[Panel]:
     return [
-        _panel(maps, layer.mean(0), map_title(f"layer {n}", sinks.mean())) for n, layer, sinks in _layers(maps)
+        _panel(maps, n, layer.mean(0), map_title(f"layer {n}", sinks.mean())) for n, layer, sinks in _layers(maps)
     ]
 
 
-def _panel(maps: AttentionMaps, one: NDArray[np.float32], title: str = "") -> Panel:
-    queries, keys = maps.cells.queries, maps.cells.keys
-    return Panel(one, _positions(queries, maps.tokens), _positions(keys, maps.tokens), title, _sinks(maps, one))
+def _panel(maps: AttentionMaps, layer: int, one: NDArray[np.float32], title: str = "") -> Panel:
+    queries, keys = (_positions(axis, maps.tokens) for axis in (maps.cells.queries, maps.cells.keys))
+    return Panel(one, queries, keys, title, _sinks(maps, layer, one))
 
 
 def _positions(axis: Buckets, tokens: Sequence[str]) -> Positions:
@@ -126,7 +127,7 @@ def _positions(axis: Buckets, tokens: Sequence[str]) -> Positions:
     return Positions(axis.first, axis.last, axis.size, labels)
 
 
-def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
+def _sinks(maps: AttentionMaps, layer: int, one: NDArray[np.float32]) -> list[int]:
     """The positions of the sinks that a whole, exact map shows, its first key drawn or not.
 
     A sink is one by its probabilities: a map of anything else has none.
@@ -137,7 +138,8 @@ def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
     if cells.pool is not None or one.shape[0] < cells.tokens or one.shape[1] < cells.tokens - 1:
         return []
     whole = np.pad(one, ((0, 0), (cells.keys.first - 1, cells.tokens - cells.keys.last)))
-    return [int(key) + 1 for key in sink_keys(whole)]
+    queries_of_key = None if maps.queries_of_key is None else maps.queries_of_key[maps.layers.index(layer)]
+    return [int(key) + 1 for key in sink_keys(whole, queries_of_key)]
 
 
 def layers_in_words(maps: AttentionMaps | GateMaps) -> str:
@@ -197,6 +199,23 @@ def _unit(sets: Sequence[AttentionMaps]) -> str:
 
 def _sinks_in_words(sets: Sequence[AttentionMaps]) -> str:
     return f" {LEARNED_SINKS}" if any(maps.learned_sink is not None for maps in sets) else ""
+
+
+def _windows_in_words(sets: Sequence[AttentionMaps]) -> str:
+    """In which layers a window or a chunk hides the first token from some queries."""
+    said = ""
+    for maps in sets:
+        if maps.queries_of_key is None:
+            continue
+        by_share: dict[str, list[int]] = {}
+        for layer, queries in zip(maps.layers, maps.queries_of_key, strict=True):
+            if queries[0] < len(queries):
+                by_share.setdefault(f"{queries[0] / len(queries):.0%}", []).append(layer)
+        model = f" of {maps.model}" if len(sets) > 1 else ""
+        for share, layers in by_share.items():
+            of_layers = f"layer{'s' * (len(layers) > 1)} {_numbers(layers)}{model}"
+            said += f" The first token is visible to {share} of the queries in {of_layers}."
+    return said
 
 
 def _order_in_words(sets: Sequence[AttentionMaps]) -> str:

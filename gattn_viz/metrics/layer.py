@@ -39,6 +39,9 @@ class LayerSums:
         entropy: (H,), the sum over queries of -sum_k p log p, in nats.
         entropy_ratio: (H,), the sum over queries that see two keys or more of their entropy / log(keys seen).
         ratio_queries: how many queries see two keys or more.
+        queries_of_key: (T,), how many queries see each key. None: every query sees all keys up to itself.
+        uniform_first: (T,), the attention that each query would give the first token if it attended equally to all
+            keys that it sees: 0 where it does not see the first. None: as above.
         row_max: (H,), the largest probability of a query, summed over all queries.
         gate_mean: (H,), the mean gate score over tokens and channels; None without a gate too.
         gates: the gate scores reduced; None without a gate too.
@@ -62,6 +65,8 @@ class LayerSums:
     entropy: Array | None = None
     entropy_ratio: Array | None = None
     ratio_queries: int = 0
+    queries_of_key: Array | None = None
+    uniform_first: Array | None = None
     row_max: Array | None = None
     gate_mean: Array | None = None
     gates: GateSums | None = None

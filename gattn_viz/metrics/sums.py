@@ -26,6 +26,7 @@ class AttentionSums:
             `LayerSums`. Float64 where the device has it: over many queries float32 would lose digits.
         received: (H, T).
         ratio_queries: how many queries see two keys or more.
+        queries_of_key, uniform_first: (T,), see `LayerSums`.
     """
 
     heads: int
@@ -39,6 +40,8 @@ class AttentionSums:
     entropy_ratio: Tensor | None = None
     row_max: Tensor | None = None
     ratio_queries: int = 0
+    queries_of_key: Tensor | None = None
+    uniform_first: Tensor | None = None
 
     @classmethod
     def zeros(
@@ -50,10 +53,8 @@ class AttentionSums:
     ) -> AttentionSums:
         """Sums over no query yet."""
 
-        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
-
         def of_heads(need: Need) -> Tensor | None:
-            return torch.zeros(heads, dtype=dtype, device=device) if need in needs else None
+            return torch.zeros(heads, dtype=_precise(device), device=device) if need in needs else None
 
         return cls(
             heads,
@@ -92,10 +93,32 @@ class AttentionSums:
         if heads.start == 0:
             self.ratio_queries += int(several.sum())
 
+    def add_visible(self, first_query: int, first_key: int, visible: Tensor) -> None:
+        """Say which keys some queries see: (Q, keys) of queries `first_query`, ... and keys `first_key`, ...
+
+        Of queries that nothing is said of it is taken that they see all keys up to themselves. Each is said once.
+        """
+        device = visible.device
+        if self.queries_of_key is None or self.uniform_first is None:
+            each = torch.arange(1, self.tokens + 1, device=device)
+            self.queries_of_key = each.flip(0)
+            self.uniform_first = 1 / each.to(_precise(device))
+        queries = slice(first_query, first_query + len(visible))
+        sees_first = visible[:, 0] if first_key == 0 else visible.new_zeros(len(visible))
+        self.uniform_first[queries] = sees_first.to(self.uniform_first.dtype) / visible.sum(-1).clamp_min(1)
+        up_to_themselves = queries.stop - torch.arange(queries.stop, device=device).clamp_min(first_query)
+        self.queries_of_key[: queries.stop] -= up_to_themselves
+        self.queries_of_key[first_key : first_key + visible.shape[1]] += visible.sum(0)
+
     def add_row_max(self, heads: slice, largest: Tensor) -> None:
         """Add (h, Q) largest probabilities of some queries."""
         assert self.row_max is not None
         self.row_max[heads] += largest.sum(-1, dtype=self.row_max.dtype)
+
+
+def _precise(device: torch.device | str) -> torch.dtype:
+    """Float64 where the device has it."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
 def _add_with_first_row(

@@ -92,12 +92,24 @@ def _null(frame: pd.DataFrame) -> str:
     return f"Uniform attention would give {' or '.join(values)} on the same prompts"
 
 
+def _windows(frame: pd.DataFrame) -> str:
+    """In which layers a window or a chunk hides the first token from some queries."""
+    if "first_token_visible" not in frame:
+        return ""
+    hidden = frame[frame["first_token_visible"] < 1]
+    parts = [
+        f"to {share:.0%} of the queries in layers {_numbers(rows['layer'])} of {model}"
+        for (model, share), rows in hidden.groupby(["model", "first_token_visible"], sort=False)
+    ]
+    return f" The first token is visible {', '.join(parts)}."
+
+
 def _mass(data: PaperData) -> str:
     return f"a layer is the mean over its heads and over the queries of all prompts; {_first_row(data)}"
 
 
 def _first_token_by_layer(frame: pd.DataFrame, data: PaperData) -> str:
-    return f"Attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted)."
+    return f"Attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted).{_windows(frame)}"
 
 
 def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
@@ -159,7 +171,8 @@ def _output_sparsity(frame: pd.DataFrame, data: PaperData) -> str:
 def _sinks_and_activations(frame: pd.DataFrame, data: PaperData) -> str:
     largest = {model: f"{rows['max_activation'].max():.4g}" for model, rows in _by_model(frame)}
     return (
-        f"Left, attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted). Right, the largest "
+        f"Left, attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted)."
+        f"{_windows(frame)} Right, the largest "
         "absolute activation of the residual stream after the layer, over all prompts, tokens and channels, on a "
         f"logarithmic scale; the largest of all layers: {_listed(largest)}."
     )

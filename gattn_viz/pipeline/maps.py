@@ -49,6 +49,7 @@ class AttentionMaps:
         gate: `headwise`, `elementwise` or None, of the model.
         learned_sink: (layers, heads), the probability that a learned sink takes, mean over all queries of the
             prompt: what the rows of probabilities lack to 1. NaN where there is none; None is nowhere.
+        queries_of_key: (layers, T), how many queries see each key; None where all layers have full attention.
     """
 
     model: str
@@ -67,6 +68,7 @@ class AttentionMaps:
     weight: Weight = "probability"
     gate: str | None = None
     learned_sink: NDArray[np.float64] | None = field(default=None, repr=False)
+    queries_of_key: NDArray[np.int64] | None = field(default=None, repr=False)
 
     @property
     def quantity(self) -> Quantity:
@@ -155,6 +157,7 @@ def attention_maps(
                     weight=weight,
                     gate=gate_of(loaded.config),
                     learned_sink=learned_sinks([captured[layer] for layer in chosen], request.heads),
+                    queries_of_key=_queries_of_key([captured[layer] for layer in chosen]),
                 )
             )
         del loaded, model  # before the next one is loaded
@@ -245,6 +248,19 @@ def learned_sinks(
             of_heads = of_heads[[head - 1 for head in heads]]
         found.append(of_heads)
     return None if np.isnan(found).all() else np.stack(found)
+
+
+def _queries_of_key(layers: Sequence[LayerCapture]) -> NDArray[np.int64] | None:
+    """(layers, T), see `AttentionMaps`."""
+    found = []
+    for layer in layers:
+        assert layer.sums is not None
+        found.append(layer.sums.queries_of_key)
+    if all(one is None for one in found):
+        return None
+    tokens = next(len(one) for one in found if one is not None)
+    full = np.arange(tokens, 0, -1)
+    return np.stack([full if one is None else one.astype(np.int64) for one in found])
 
 
 def _map(layer: LayerCapture) -> NDArray[np.float32]:

@@ -271,10 +271,16 @@ def _maps(
 
 
 def _columns(*names: str) -> Callable[[Measured], pd.DataFrame]:
-    """Measures by layer, as they are; without a model that has none of the last of them."""
+    """Measures by layer, as they are; without a model that has none of the last of them.
+
+    `first_token_visible` comes with `first_token_mass` where some queries do not see the first token.
+    """
 
     def build(measured: Measured) -> pd.DataFrame:
-        found = measured.layers[["model", "layer", *names]]
+        columns = ["model", "layer", *names]
+        if "first_token_mass" in names and (measured.layers["first_token_visible"] < 1).any():
+            columns.insert(columns.index("uniform_null") + 1, "first_token_visible")
+        found = measured.layers[columns]
         return found[found[names[-1]].notna()].reset_index(drop=True)
 
     return build
@@ -346,7 +352,7 @@ SPARSITY = tuple(f"output_{stage}_below_{n}" for stage in ("before", "after", "s
 
 FRAMES: dict[str, FrameKind] = {
     "first_token_by_layer": FrameKind(
-        ("first_token_mass", "uniform_null"), _columns("first_token_mass", "uniform_null")
+        ("first_token_mass", "uniform_null", "first_token_visible"), _columns("first_token_mass", "uniform_null")
     ),
     "attention_maps": FrameKind((), _attention_maps),
     # the median for its histogram
@@ -357,7 +363,7 @@ FRAMES: dict[str, FrameKind] = {
     "output_magnitude": FrameKind(("output_before", "output_after"), _output_magnitude),
     "output_sparsity": FrameKind(SPARSITY, _output_sparsity),
     "sinks_and_activations": FrameKind(
-        ("first_token_mass", "uniform_null", "max_activation"),
+        ("first_token_mass", "uniform_null", "first_token_visible", "max_activation"),
         _columns("first_token_mass", "uniform_null", "max_activation"),
     ),
     "gate_by_layer": FrameKind(("gate_mean",), _columns("gate_mean"), needs_gate=True),

@@ -332,6 +332,6 @@ class TestChooseMeasures:
     def test_intervals_are_for_means_of_what_is_measured(self) -> None:
         without = {measure.name for measure in SINK_MEASURES if not measure.has_interval}
         assert without == {
-            "uniform_null", "top_sink_position", "max_activation", "max_activation_ratio",
+            "uniform_null", "first_token_visible", "top_sink_position", "max_activation", "max_activation_ratio",
             "max_activation_position", "max_activation_channel",
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A model with learned sinks from checkpoint to table and figures."""
+"""A model with learned sinks and a window of 6 tokens in layer 1, from checkpoint to table and figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gattn_viz import attention_maps, draw_maps, draw_paper_figure, paper_data, sink_stats
+from gattn_viz import Run, attention_maps, draw_maps, draw_paper_figure, paper_data, sink_stats
 from gattn_viz.drawing.maps import draw_grid
 from gattn_viz.pipeline.captions import caption
 from tests.capture.test_learned_sinks import FAMILIES, model_of
@@ -78,6 +78,39 @@ def test_the_paper_s_maps(name: str, checkpoint: str) -> None:
     assert f"layer 1, learned sink {maps.learned_sink[0, 0]:.2g}" in titles
 
 
+def test_which_queries_see_the_first_token(checkpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    table = sink_stats([checkpoint], TEXT, by="layer")
+    tokens = int(table.tokens[0])
+    assert table.first_token_visible.tolist() == pytest.approx([5 / (tokens - 1), 1])
+    nulls = [sum(1 / i for i in range(2, seen + 1)) / (tokens - 1) for seen in (6, tokens)]
+    assert table.uniform_null.tolist() == pytest.approx(nulls)
+    share = f"{6 / tokens:.0%}"
+    said = f"in 1 of 2 layers a window or chunk lets only {share} of the queries see the first token"
+    assert said in caplog.text
+    both = sink_stats([checkpoint], [TEXT[0], "the cat"], by="layer", run=Run(batch_size=2))
+    short = int(both.tokens[0]) - tokens  # shorter than the window
+    assert short <= 6
+    share_of_both = (5 + short - 1) / (tokens - 1 + short - 1)
+    assert both.first_token_visible.tolist() == pytest.approx([share_of_both, 1])
+
+    [maps] = attention_maps([checkpoint], TEXT)
+    words = " ".join(text.get_text() for text in draw_maps(maps).texts).replace("\n", " ")
+    assert f"The first token is visible to {share} of the queries in layer 1." in words
+    assert maps.queries_of_key is not None
+    assert maps.queries_of_key[:, 0].tolist() == [6, tokens]
+
+
+def test_the_paper_s_curves(checkpoint: str, tiny_trio: Path) -> None:
+    data = paper_data([checkpoint, str(tiny_trio / "baseline")], TEXT, figures=["first_token_by_layer"])
+    frame = data.frames["first_token_by_layer"]
+    share = frame.first_token_visible[0]
+    assert share < 1
+    assert frame.first_token_visible[1:].tolist() == [1] * 4
+    said = caption("first_token_by_layer", data)
+    assert f"The first token is visible to {share:.0%} of the queries in layers 1 of {frame.model[0]}." in said
+
+
 def test_a_model_without_one_has_nothing_of_it(tiny_trio: Path) -> None:
     checkpoint = str(tiny_trio / "baseline")
     [maps] = attention_maps([checkpoint], TEXT)
@@ -86,3 +119,7 @@ def test_a_model_without_one_has_nothing_of_it(tiny_trio: Path) -> None:
     assert "learned_sink_mass" not in data.frames["attention_maps"]
     assert "below 1" not in caption("attention_maps", data)
     assert sink_stats([checkpoint], TEXT).learned_sink_mass.isna().all()
+    assert maps.queries_of_key is None
+    data = paper_data([checkpoint], TEXT, figures=["first_token_by_layer"])
+    assert "first_token_visible" not in data.frames["first_token_by_layer"]
+    assert "visible" not in caption("first_token_by_layer", data)
