@@ -18,6 +18,8 @@ BAR_WIDTH = 20
 # What is shown unless columns are named; each with its heading and format.
 USUAL = {
     "first_token_mass": ("first-token mass", ".3f"),
+    "first_token_visible": ("sees first", ".2f"),
+    "learned_sink_mass": ("learned sink", ".3f"),
     "sink_rate": ("sink rate", ".2f"),
     "top_sink_position": ("top sink", ""),
     "entropy_ratio": ("entropy ratio", ".2f"),
@@ -54,7 +56,13 @@ def print_sink_report(
         models: `sink_stats(by="model")`.
         columns: the measures to show; None is the usual ones.
     """
-    _print_tables(layers, models, columns or list(USUAL), console)
+    _print_tables(layers, models, columns or _usual(layers), console)
+
+
+def _usual(layers: pd.DataFrame) -> list[str]:
+    """Without what says nothing where all queries see the first token."""
+    says_nothing = (layers["first_token_visible"] == 1).all()
+    return [name for name in USUAL if name != "first_token_visible" or not says_nothing]
 
 
 def print_gate_report(
@@ -127,6 +135,8 @@ def _caption(model: pd.Series) -> str:
         parts.append(f"shut: score < {model['below_threshold']:g}, open: > {model['above_threshold']:g}")
     if "ci" in model:
         parts.append(f"in brackets {100 * model['ci']:g}% intervals over prompts")
+    if model.get("first_token_visible", 1) < 1:
+        parts.append(f"first token visible to {model['first_token_visible']:.0%} of queries")
     if "uniform_null" in model:
         parts.append(f"uniform null {model['uniform_null']:.3f}")
     if "perplexity" in model:

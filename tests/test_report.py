@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+import pytest
 from rich.console import Console
 
 from gattn_viz import tables
@@ -41,6 +42,38 @@ def test_a_table_a_model_with_the_numbers_of_the_summary() -> None:
             assert "█" in line
     assert "gate mean" in gated
     assert "gate mean" not in baseline
+
+
+def test_a_learned_sink_is_shown_of_the_layers_that_have_one() -> None:
+    sums = [sums_of([make_case(9, 5, learned_sinks=[2, 3])]), sums_of([make_case(9, 5)], "b")]
+    layers, models = tables.summarise(sums, "layer"), tables.summarise(sums, "model")
+    console = Console(file=io.StringIO(), width=150, force_terminal=False)
+    print_sink_report(layers, models, None, console)
+    with_sink, without = console.file.getvalue().split("perplexity")[:2]  # type: ignore[attr-defined]
+    assert "learned sink" in with_sink
+    assert "learned sink" not in without
+    mass = layers[layers.model == "a"].learned_sink_mass
+    assert mass.isna().tolist() == [True, False, False]
+    assert models.learned_sink_mass[0] == pytest.approx(mass[1:].mean())
+    last_row = next(line for line in with_sink.splitlines() if " all " in line)
+    assert f"{mass[1:].mean():.3f}" in last_row
+    assert models.learned_sink_mass.isna().tolist() == [False, True]
+
+
+def test_how_many_queries_see_the_first_token_is_said_where_not_all_do() -> None:
+    sums = [sums_of([make_case(9, 5)]), sums_of([make_case(9, 5)], "b")]
+    layers, models = tables.summarise(sums, "layer"), tables.summarise(sums, "model")
+
+    def report() -> str:
+        console = Console(file=io.StringIO(), width=150, force_terminal=False)
+        print_sink_report(layers, models, None, console)
+        return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+    assert "sees first" not in report()
+    assert "visible" not in report()
+    layers.loc[1, "first_token_visible"], models.loc[0, "first_token_visible"] = 0.25, 0.75
+    assert "sees first" in report()
+    assert report().count("first token visible to 75% of queries") == 1
 
 
 def test_what_the_numbers_stand_for_is_said() -> None:

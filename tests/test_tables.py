@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,9 @@ from gattn_viz.metrics.over_prompts import CHOICES, ModelSums, Rows, join_layers
 INCLUDE = Options(first_row="include")
 
 
-def random_sums(tokens: int, heads: int = 2, seed: int = 0, gate: bool = True) -> LayerSums:
+def random_sums(
+    tokens: int, heads: int = 2, seed: int = 0, gate: bool = True, learned_sink: bool = False
+) -> LayerSums:
     random = np.random.default_rng(seed)
     p = np.tril(random.random((heads, tokens, tokens)))
     p /= p.sum(-1, keepdims=True)
@@ -32,6 +34,8 @@ def random_sums(tokens: int, heads: int = 2, seed: int = 0, gate: bool = True) -
         heads=heads,
         first_token=p[:, 1:, 0].sum(1),
         first_row=p[:, 0, 0],
+        learned_sink=random.random(heads) * (tokens - 1) if learned_sink else None,
+        learned_sink_first_row=random.random(heads) if learned_sink else None,
         received=p.sum(1),
         entropy=entropy.sum(-1),
         entropy_ratio=(entropy[:, 1:] / np.log(np.arange(2, tokens + 1))).sum(-1),
@@ -61,12 +65,16 @@ def make_case(
     gate: Sequence[bool] = (True, True, True),
     options: Options = Options(),
     measures: tuple[Measure, ...] = SINK_MEASURES,
+    learned_sinks: Collection[int] = (),
 ) -> Case:
-    """A prompt of random numbers: layers of 2, 3, 2, ... heads, the n-th with a gate if `gate[n]`."""
-    layers = [
-        layer_rows(n, random_sums(tokens, 3 - n % 2, 1000 * seed + n, has_gate), measures, options)
-        for n, has_gate in enumerate(gate, start=1)
-    ]
+    """A prompt of random numbers: layers of 2, 3, 2, ... heads, the n-th with a gate if `gate[n]`.
+
+    `learned_sinks` are the layers, from 1, that have one.
+    """
+    layers = []
+    for n, has_gate in enumerate(gate, start=1):
+        sums = random_sums(tokens, 3 - n % 2, 1000 * seed + n, has_gate, n in learned_sinks)
+        layers.append(layer_rows(n, sums, measures, options))
     return Case(tokens, join_layers(reversed(layers)), (tokens - 1) * np.random.default_rng(seed).uniform(1, 5))
 
 
@@ -385,8 +393,8 @@ class TestIntervals:
         columns = list(table.columns)
         have = [name.removesuffix("_ci_low") for name in columns if name.endswith("_ci_low")]
         assert have == [
-            "first_token_mass", "sink_rate", "top_sink_mass", "entropy", "entropy_ratio", "row_max", "gate_mean",
-            "value_norm_first", "value_norm_rest", "perplexity",
+            "first_token_mass", "learned_sink_mass", "sink_rate", "top_sink_mass", "entropy", "entropy_ratio",
+            "row_max", "gate_mean", "value_norm_first", "value_norm_rest", "perplexity",
         ]  # fmt: skip
         for name in have:
             at = columns.index(name)
@@ -429,7 +437,7 @@ class TestIntervals:
     def test_one_prompt_has_none(self) -> None:
         table = tables.summarise([sums_of([make_case(5)], bootstrap=Bootstrap(0.95, resamples=10))])
         ends = [name for name in table if name.endswith(("_ci_low", "_ci_high"))]
-        assert len(ends) == 20
+        assert len(ends) == 22
         assert table[ends].isna().all(axis=None)
         assert table.first_token_mass.notna().all()
 

@@ -64,7 +64,7 @@ def attend_in_blocks(
 
     Args:
         output: (Q, K, G, Dv), is written; None when it is known already, and only the map's rows are gone through.
-        sums: take up what is in `needs`; needs an output.
+        sums: take up what is in `needs`, and which keys are seen where that is not all; needs an output.
         wanted: takes up its rows.
     """
     buffers = _Buffers()
@@ -76,6 +76,8 @@ def attend_in_blocks(
     for rows in _blocks(attention, None if output is not None else wanted):
         columns, visible = attention.visible(rows)
         seen.append(_keys_seen(attention, rows, visible))
+        if sums is not None and visible is not None:
+            sums.add_visible(attention.first_query + rows.start, attention.first_key + columns.start, visible)
         hidden = _Hidden.of(rows, visible, attention.q)
         part = None if wanted is None else _PartOfMap.of(wanted, attention, rows, columns)
         for kv_head in kv_heads:
@@ -235,6 +237,9 @@ class _KVHead:
             return
         if "first_token" in self.needs:
             sums.add_first_token(self.heads, self.attention.first_query, (self.first_token * over_total).T)
+        if "learned_sink" in self.needs and self.sink_logit is not None:
+            of_sink = (self.sink_logit - self.shift).exp() * over_total  # 1 - the rest would lose a small one
+            sums.add_learned_sink(self.heads, self.attention.first_query, of_sink.T)
         if "received" in self.needs:
             sums.add_received(self.heads, self.attention.first_key, self.received)
         if "row_max" in self.needs:

@@ -33,7 +33,7 @@ from gattn_viz.metrics.weights import Weight
 Path = Literal["fused", "blocks", "eager"]
 """How a layer's attention was computed; `eager` is by the model itself, see `gattn_viz.capture.eager`."""
 
-OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "received", "entropy", "row_max"})
+OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "learned_sink", "received", "entropy", "row_max"})
 OF_GATES: frozenset[Need] = frozenset({"gate_scores", "gate_histogram", "output_histogram"})
 OF_OUTPUT: frozenset[Need] = frozenset({"output_before", "output_histogram"})
 
@@ -162,8 +162,10 @@ class Collector:
         layer = self._running_layer()
         partial = self._partials(layer)[attention.sequence]
         needs = self.request.needs & OF_ATTENTION
+        if attention.sink_logit is None:
+            needs -= {"learned_sink"}
         if partial.heads == 0:
-            self._begin(partial, layer, attention.heads, attention.q.device)
+            self._begin(partial, layer, attention.heads, attention.q.device, needs)
         if attention.first_query != partial.queries:
             raise _not_in_turn(layer)
         partial.queries += len(attention.q)
@@ -210,7 +212,8 @@ class Collector:
             if start >= stop:
                 continue
             if partial.heads == 0:
-                self._begin(partial, layer, weights.shape[1], weights.device)
+                needs = self.request.needs & OF_ATTENTION - {"learned_sink"}
+                self._begin(partial, layer, weights.shape[1], weights.device, needs)
             if start - place.start != partial.queries:
                 raise _not_in_turn(layer)
             partial.queries += stop - start
@@ -316,10 +319,12 @@ class Collector:
             self.running[layer] = [_Partial(place.stop - place.start) for place in self.places]
         return self.running[layer]
 
-    def _begin(self, partial: _Partial, layer: int, heads: int, device: torch.device) -> None:
+    def _begin(
+        self, partial: _Partial, layer: int, heads: int, device: torch.device, needs: frozenset[Need]
+    ) -> None:
         partial.heads = heads
         if self.request.needs:
-            partial.sums = AttentionSums.zeros(heads, partial.tokens, self.request.needs, device)
+            partial.sums = AttentionSums.zeros(heads, partial.tokens, needs, device)
         if layer + 1 in self.request.maps:
             asked = self.request.heads
             kept = partial.heads if asked is None else 1 if asked == "mean" else len(asked)
@@ -371,10 +376,14 @@ class Collector:
                 heads=partial.heads,
                 first_token=_to_numpy(sums.first_token),
                 first_row=_to_numpy(sums.first_row),
+                learned_sink=_to_numpy(sums.learned_sink),
+                learned_sink_first_row=_to_numpy(sums.learned_sink_first_row),
                 received=_to_numpy(sums.received),
                 entropy=_to_numpy(sums.entropy),
                 entropy_ratio=_to_numpy(sums.entropy_ratio),
                 ratio_queries=sums.ratio_queries,
+                queries_of_key=_to_numpy(sums.queries_of_key),
+                uniform_first=_to_numpy(sums.uniform_first),
                 row_max=_to_numpy(sums.row_max),
                 gate_mean=None if partial.gate_sum is None else _to_numpy(partial.gate_sum / partial.tokens),
                 gates=partial.gates,

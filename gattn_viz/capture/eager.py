@@ -109,6 +109,9 @@ def reduce_weights(
         first = first_query + start
         p = rows[:, :, : first + rows.shape[1]].float().tril(first)  # (H, R, keys)
         off = torch.maximum(off, (p.sum(-1) - 1).abs().max())
+        if sums is not None and local_size is not None:
+            every_key = torch.ones(p.shape[1:], dtype=torch.bool, device=p.device)
+            sums.add_visible(first, 0, every_key.tril(first).triu(first - local_size + 1))
         if "first_token" in needs and sums is not None:
             sums.add_first_token(every, first, p[:, :, 0])
         if "received" in needs and sums is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ from gattn_viz.cli.file_names import file_stems
 from gattn_viz.cli.recording import Recorder
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from gattn_viz.metrics.pooling import Span
     from gattn_viz.pipeline import AttentionMaps
     from gattn_viz.recipe.content import MapSummary, Recipe
@@ -294,6 +298,7 @@ def _save_raw(one: AttentionMaps, path: Path, recipe: Recipe) -> Path:
         "quantity": one.quantity.label,
         "view": one.cells.in_words(),
         "pool": one.cells.pool or "none",
+        **({} if one.learned_sink is None else {"learned_sink_mass": json.dumps(_numbers(one.learned_sink))}),
         **{
             name: json.dumps({"first": axis.first, "last": axis.last, "size": axis.size})
             for name, axis in (("queries", one.cells.queries), ("keys", one.cells.keys))
@@ -303,6 +308,11 @@ def _save_raw(one: AttentionMaps, path: Path, recipe: Recipe) -> Path:
     with replacing(path) as temporary:
         temporary.write_bytes(_sorted_header(save(tensors, metadata)))
     return path
+
+
+def _numbers(array: NDArray[np.float64]) -> list[list[float | None]]:
+    """Rows of numbers for JSON, which knows no NaN."""
+    return [[None if math.isnan(number) else number for number in row] for row in array.tolist()]
 
 
 def _sorted_header(file: bytes) -> bytes:

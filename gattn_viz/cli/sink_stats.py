@@ -21,9 +21,9 @@ EXAMPLE = "Example: gattn-viz sink-stats -o sinks.csv"
 
 # those of the table of measures, which --help must not take the time to import
 MEASURES = (
-    "first_token_mass, uniform_null, sink_rate, top_sink_position, top_sink_mass, entropy, entropy_ratio, "
-    "row_max, gate_mean, max_activation, max_activation_ratio, max_activation_position, max_activation_channel, "
-    "value_norm_first, value_norm_rest, perplexity"
+    "first_token_mass, uniform_null, first_token_visible, learned_sink_mass, sink_rate, top_sink_position, "
+    "top_sink_mass, entropy, entropy_ratio, row_max, gate_mean, max_activation, max_activation_ratio, "
+    "max_activation_position, max_activation_channel, value_norm_first, value_norm_rest, perplexity"
 )
 
 

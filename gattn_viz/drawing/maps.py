@@ -18,11 +18,12 @@ from gattn_viz.errors import GattnVizError
 from gattn_viz.figures.curve_sheet import curve_sheet
 from gattn_viz.figures.curves import Curve
 from gattn_viz.figures.grid import map_grid, wrap_panels
-from gattn_viz.figures.panel import Panel, Positions
+from gattn_viz.figures.panel import Panel, Positions, map_title
 from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
 from gattn_viz.metrics.measures import sink_keys
 from gattn_viz.metrics.pooling import Buckets
 from gattn_viz.pipeline import AttentionMaps, GateMaps
+from gattn_viz.pipeline.captions import LEARNED_SINKS
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Look:
 
 def color_scale(sets: Iterable[AttentionMaps], look: Look = Look()) -> ColorScale:
     """One colour range for all maps of these models, so that their figures can be compared."""
-    panels = (_panel(maps, one) for maps in sets for layer in maps.probabilities for one in layer)
+    panels = (_panel(maps, n, one) for maps in sets for n, layer, _ in _layers(maps) for one in layer)
     vmin, vmax = shared_range((panel.shown for panel in panels), look.vmax)
     return ColorScale(look.scale, vmin, vmax)
 
@@ -54,12 +55,12 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
         scale: a colour range to share with other figures, see `color_scale`; None is this figure's own.
     """
     if maps.heads is None:
-        rows = wrap_panels([_panel(maps, layer[0], f"layer {n}") for n, layer in _layers(maps)])
+        rows = wrap_panels(_mean_panels(maps))
     else:
         panels = [
-            _panel(maps, one, f"L{n} H{head}")
-            for n, layer in _layers(maps)
-            for head, one in zip(maps.heads, layer, strict=True)
+            _panel(maps, n, one, map_title(f"L{n} H{head}", sink))
+            for n, layer, sinks in _layers(maps)
+            for head, one, sink in zip(maps.heads, layer, sinks, strict=True)
         ]
         # a row a layer while a row can be read
         rows = wrap_panels(panels, len(maps.heads) if len(maps.heads) <= 8 and not panels[0].is_strip else None)
@@ -68,7 +69,8 @@ def draw_maps(maps: AttentionMaps, *, look: Look = Look(), scale: ColorScale | N
         rows,
         title=f"{maps.model}: {maps.quantity.title}, {layers_in_words(maps)}, {heads_in_words(maps)}, "
         f"{maps.cells.in_words()}",
-        footnote=f"{footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}",
+        footnote=f"{footnote(maps)} {_range_in_words([maps], scale)}{_formulas([maps])}"
+        f"{_sinks_in_words([maps])}{_windows_in_words([maps])}",
         colorbar_label=_unit([maps]),
         scale=scale,
         font=look.font,
@@ -82,7 +84,7 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
     """
     if not sets:
         raise GattnVizError("no maps to draw; expected at least one model's")
-    rows = [[_panel(maps, layer.mean(0), f"layer {n}") for n, layer in _layers(maps)] for maps in sets]
+    rows = [_mean_panels(maps) for maps in sets]
     scale = scale or color_scale(sets, look)
     heads = {heads_in_words(maps, mean=True) for maps in sets}
     views = dict.fromkeys(maps.cells.in_words() for maps in sets)
@@ -92,7 +94,7 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
         title=f"{' or '.join(dict.fromkeys(maps.quantity.title for maps in sets))}, "
         f"{heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
         footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(sets, scale)}{_formulas(sets)}"
-        f"{_order_in_words(sets)}",
+        f"{_order_in_words(sets)}{_sinks_in_words(sets)}{_windows_in_words(sets)}",
         colorbar_label=_unit(sets),
         row_labels=[maps.model for maps in sets],
         scale=scale,
@@ -100,13 +102,23 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
     )
 
 
-def _layers(maps: AttentionMaps) -> Iterable[tuple[int, NDArray[np.float32]]]:
-    return zip(maps.layers, maps.probabilities, strict=True)
+def _layers(maps: AttentionMaps) -> Iterable[tuple[int, NDArray[np.float32], NDArray[np.float64]]]:
+    """Each layer with its maps and what a learned sink takes from them, NaN for nothing."""
+    sinks = maps.learned_sink
+    if sinks is None:
+        sinks = np.full(maps.probabilities.shape[:2], np.nan)
+    return zip(maps.layers, maps.probabilities, sinks, strict=True)
 
 
-def _panel(maps: AttentionMaps, one: NDArray[np.float32], title: str = "") -> Panel:
-    queries, keys = maps.cells.queries, maps.cells.keys
-    return Panel(one, _positions(queries, maps.tokens), _positions(keys, maps.tokens), title, _sinks(maps, one))
+def _mean_panels(maps: AttentionMaps) -> list[Panel]:
+    return [
+        _panel(maps, n, layer.mean(0), map_title(f"layer {n}", sinks.mean())) for n, layer, sinks in _layers(maps)
+    ]
+
+
+def _panel(maps: AttentionMaps, layer: int, one: NDArray[np.float32], title: str = "") -> Panel:
+    queries, keys = (_positions(axis, maps.tokens) for axis in (maps.cells.queries, maps.cells.keys))
+    return Panel(one, queries, keys, title, _sinks(maps, layer, one))
 
 
 def _positions(axis: Buckets, tokens: Sequence[str]) -> Positions:
@@ -115,7 +127,7 @@ def _positions(axis: Buckets, tokens: Sequence[str]) -> Positions:
     return Positions(axis.first, axis.last, axis.size, labels)
 
 
-def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
+def _sinks(maps: AttentionMaps, layer: int, one: NDArray[np.float32]) -> list[int]:
     """The positions of the sinks that a whole, exact map shows, its first key drawn or not.
 
     A sink is one by its probabilities: a map of anything else has none.
@@ -126,7 +138,8 @@ def _sinks(maps: AttentionMaps, one: NDArray[np.float32]) -> list[int]:
     if cells.pool is not None or one.shape[0] < cells.tokens or one.shape[1] < cells.tokens - 1:
         return []
     whole = np.pad(one, ((0, 0), (cells.keys.first - 1, cells.tokens - cells.keys.last)))
-    return [int(key) + 1 for key in sink_keys(whole)]
+    queries_of_key = None if maps.queries_of_key is None else maps.queries_of_key[maps.layers.index(layer)]
+    return [int(key) + 1 for key in sink_keys(whole, queries_of_key)]
 
 
 def layers_in_words(maps: AttentionMaps | GateMaps) -> str:
@@ -182,6 +195,27 @@ def _unit(sets: Sequence[AttentionMaps]) -> str:
     pools = {maps.cells.pool for maps in sets} - {None}
     words = {"max": "largest of a cell", "mean": "mean of a cell"}
     return " or ".join(quantities) + "".join(f", {words[pool]}" for pool in sorted(filter(None, pools)))
+
+
+def _sinks_in_words(sets: Sequence[AttentionMaps]) -> str:
+    return f" {LEARNED_SINKS}" if any(maps.learned_sink is not None for maps in sets) else ""
+
+
+def _windows_in_words(sets: Sequence[AttentionMaps]) -> str:
+    """In which layers a window or a chunk hides the first token from some queries."""
+    said = ""
+    for maps in sets:
+        if maps.queries_of_key is None:
+            continue
+        by_share: dict[str, list[int]] = {}
+        for layer, queries in zip(maps.layers, maps.queries_of_key, strict=True):
+            if queries[0] < len(queries):
+                by_share.setdefault(f"{queries[0] / len(queries):.0%}", []).append(layer)
+        model = f" of {maps.model}" if len(sets) > 1 else ""
+        for share, layers in by_share.items():
+            of_layers = f"layer{'s' * (len(layers) > 1)} {_numbers(layers)}{model}"
+            said += f" The first token is visible to {share} of the queries in {of_layers}."
+    return said
 
 
 def _order_in_words(sets: Sequence[AttentionMaps]) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gattn_viz.figures.grid import map_grid
-from gattn_viz.figures.panel import Panel, Positions
+from gattn_viz.figures.panel import Panel, Positions, map_title
 from gattn_viz.figures.style import StyleKind, figure_width
 
 
@@ -21,7 +21,7 @@ def draw_attention_maps(
     Args:
         frame: a row for each cell that has a value: the columns model, layer, query, key (the first positions of
             the cell, from 1), key_token (empty where cells are pooled), probability, cell (positions along its
-            side) and tokens (T).
+            side) and tokens (T); learned_sink_mass, the mean of what a learned sink takes, if a layer has one.
         kind: the style, see `style.style`.
         width: in inches; None is that of two columns of the style, of one if there is one layer.
         font: a family or font file to prefer.
@@ -49,4 +49,5 @@ def _panel(cells: pd.DataFrame, layer: int) -> Panel:
         last_row = cells[cells["query"] == tokens].sort_values("key")  # which sees every key
         labels = [str(token) for token in last_row["key_token"]]
     axis = Positions(1, tokens, size, labels)
-    return Panel(values, axis, axis, f"layer {layer}")
+    learned_sink = float(cells["learned_sink_mass"].iloc[0]) if "learned_sink_mass" in cells else np.nan
+    return Panel(values, axis, axis, map_title(f"layer {layer}", learned_sink))

@@ -59,6 +59,11 @@ class Positions:
         return begin, begin + len(self) * self.size
 
 
+def map_title(name: str, learned_sink: float = np.nan) -> str:
+    """What stands above a map whose rows sum to 1, but for the mean share that a learned sink takes of them."""
+    return name if np.isnan(learned_sink) else f"{name}, learned sink {learned_sink:.2g}"
+
+
 @dataclass(frozen=True, eq=False)
 class Panel:
     """One map of a figure.

@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 
 Need = Literal[
-    "first_token", "received", "entropy", "row_max", "gate", "values", "residual",
+    "first_token", "learned_sink", "received", "entropy", "row_max", "gate", "values", "residual",
     "gate_scores", "gate_histogram", "gate_tokens", "output_before", "output_after", "output_histogram",
 ]  # fmt: skip
 """What has to be taken out of a layer for a measure."""
@@ -32,10 +32,16 @@ class LayerSums:
         first_token: (H,), the attention to the first token, summed over the queries after the first. With the 1 of
             the first one in it, what is next to 0 would have lost its digits.
         first_row: (H,), the attention of the first query to it (1, unless there is a learned sink).
+        learned_sink: (H,), the attention that a learned sink takes, summed over the queries after the first; None
+            without such a sink too.
+        learned_sink_first_row: (H,), that of the first query.
         received: (H, T), for each key the sum of the attention it gets, over all queries.
         entropy: (H,), the sum over queries of -sum_k p log p, in nats.
         entropy_ratio: (H,), the sum over queries that see two keys or more of their entropy / log(keys seen).
         ratio_queries: how many queries see two keys or more.
+        queries_of_key: (T,), how many queries see each key. None: every query sees all keys up to itself.
+        uniform_first: (T,), the attention that each query would give the first token if it attended equally to all
+            keys that it sees: 0 where it does not see the first. None: as above.
         row_max: (H,), the largest probability of a query, summed over all queries.
         gate_mean: (H,), the mean gate score over tokens and channels; None without a gate too.
         gates: the gate scores reduced; None without a gate too.
@@ -53,10 +59,14 @@ class LayerSums:
     heads: int
     first_token: Array | None = None
     first_row: Array | None = None
+    learned_sink: Array | None = None
+    learned_sink_first_row: Array | None = None
     received: Array | None = None
     entropy: Array | None = None
     entropy_ratio: Array | None = None
     ratio_queries: int = 0
+    queries_of_key: Array | None = None
+    uniform_first: Array | None = None
     row_max: Array | None = None
     gate_mean: Array | None = None
     gates: GateSums | None = None

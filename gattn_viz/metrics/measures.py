@@ -4,7 +4,10 @@ One entry feeds the columns of the CSV, the command's choices, the README's tabl
 function takes the sums of one prompt at one layer (`LayerSums`) and gives one number for each head, (H,);
 `perplexity` alone is of the whole model. Positions are 1-based.
 
-p[i, k] is the attention of query i to key k, T the prompt's tokens, alpha_k the mean over i >= k of p[i, k].
+p[i, k] is the attention of query i to key k, T the prompt's tokens, alpha_k the mean of p[i, k] over the queries i
+that see key k: with full attention i >= k, as Gu et al. have it. Under a sliding window theirs would fall with T
+whatever the model does, for most of these queries cannot attend to k. Ours, of the first token under a window of W
+tokens, is theirs on the prompt's first W.
 """
 
 from __future__ import annotations
@@ -100,10 +103,14 @@ class Measure:
 
 
 def alpha(sums: LayerSums) -> Array:
-    """(H, T): for each key, the mean attention it gets from the queries at or after it."""
+    """(H, T): for each key, the mean attention it gets from the queries that see it."""
     assert sums.received is not None
-    queries = np.arange(sums.tokens, 0, -1)
-    return _probability(sums.received / queries)
+    return _probability(sums.received / np.maximum(queries_of_key(sums), 1))
+
+
+def queries_of_key(sums: LayerSums) -> Array:
+    """(T,): how many queries see each key."""
+    return np.arange(sums.tokens, 0.0, -1) if sums.queries_of_key is None else sums.queries_of_key
 
 
 def first_token_mass(sums: LayerSums, options: Options) -> Array:
@@ -117,33 +124,58 @@ def first_token_mass(sums: LayerSums, options: Options) -> Array:
 
 
 def uniform_null(sums: LayerSums, options: Options) -> Array:
-    """`first_token_mass` if each query attended equally to all tokens up to itself.
+    """`first_token_mass` if each query attended equally to all tokens that it sees.
 
-    (H_T - 1) / (T - 1) without the first row and H_T / T with it, H_T the T-th harmonic number.
+    With full attention (H_T - 1)/(T - 1) without the first row, H_T/T with it, H_T the T-th harmonic number.
     """
-    harmonic = float((1 / np.arange(1, sums.tokens + 1)).sum())
+    each = uniform_first(sums)
+    total = float(each.sum())
     if options.first_row == "exclude":
-        harmonic -= 1.0
-    return np.full(sums.heads, _divide(harmonic, options.queries(sums.tokens)))
+        total -= each[0]
+    return np.full(sums.heads, _divide(total, options.queries(sums.tokens)))
+
+
+def first_token_visible(sums: LayerSums, options: Options) -> Array:
+    """The share of the queries of `first_token_mass` that see the first token: 1 with full attention."""
+    counted = uniform_first(sums)[0 if options.first_row == "include" else 1 :]
+    return np.full(sums.heads, _divide(float((counted > 0).sum()), len(counted)))
+
+
+def uniform_first(sums: LayerSums) -> Array:
+    """(T,): what each query would give the first token if it attended equally to all that it sees."""
+    return 1 / np.arange(1, sums.tokens + 1) if sums.uniform_first is None else sums.uniform_first
+
+
+def learned_sink_mass(sums: LayerSums, options: Options) -> Array:
+    """Mean over queries of the probability of a learned sink, 1 - sum_k p[i, k]; NaN without one."""
+    if sums.learned_sink is None or sums.learned_sink_first_row is None:
+        return np.full(sums.heads, np.nan)
+    taken = sums.learned_sink
+    if options.first_row == "include":
+        taken = taken + sums.learned_sink_first_row
+    return _probability(_divide(taken, options.queries(sums.tokens)))
 
 
 def sink_rate(sums: LayerSums, options: Options) -> Array:
     """1 where alpha of the first token exceeds the threshold, else 0."""
     assert sums.first_token is not None
     assert sums.first_row is not None
-    alpha_first = _probability((sums.first_token + sums.first_row) / sums.tokens)
+    alpha_first = _probability((sums.first_token + sums.first_row) / max(queries_of_key(sums)[0], 1))
     return (alpha_first > options.sink_threshold).astype(float)
 
 
 def _top_sink(sums: LayerSums) -> NDArray[np.intp]:
-    """(H,): the key of largest alpha, 0-based, among those that at least T/4 queries can see."""
-    queries = np.arange(sums.tokens, 0, -1)
-    candidates = np.where(queries >= sums.tokens / 4, alpha(sums), -np.inf)
-    return candidates.argmax(1)
+    """(H,): the key of largest alpha, 0-based, among those that enough queries see."""
+    return np.where(_seen_enough(queries_of_key(sums)), alpha(sums), -np.inf).argmax(1)
+
+
+def _seen_enough(queries: Array) -> NDArray[np.bool_]:
+    """Which keys a quarter as many queries see as the one that most see: T/4 with full attention."""
+    return queries >= queries.max() / 4
 
 
 def top_sink_position(sums: LayerSums, options: Options) -> Array:
-    """The position, from 1, of the key with the largest alpha among keys with at least T/4 queries."""
+    """The position, from 1, of the key with the largest alpha among those that enough queries see."""
     return (_top_sink(sums) + 1).astype(float)
 
 
@@ -152,11 +184,17 @@ def top_sink_mass(sums: LayerSums, options: Options) -> Array:
     return alpha(sums)[np.arange(sums.heads), _top_sink(sums)].astype(float)
 
 
-def sink_keys(probabilities: NDArray[np.float32], threshold: float = 0.3) -> NDArray[np.intp]:
-    """The keys of a (T, T) map that are sinks, 0-based: alpha above the threshold, and T/4 queries at least."""
-    tokens = len(probabilities)
-    queries = np.arange(tokens, 0, -1)
-    return np.flatnonzero((probabilities.sum(0) / queries > threshold) & (queries >= tokens / 4))
+def sink_keys(
+    probabilities: NDArray[np.float32], queries_of_key: Array | None = None, threshold: float = 0.3
+) -> NDArray[np.intp]:
+    """The keys of a (T, T) map that are sinks, 0-based: alpha above the threshold, and enough queries that see it.
+
+    Args:
+        queries_of_key: (T,), how many do; None is full attention.
+    """
+    queries = np.arange(len(probabilities), 0.0, -1) if queries_of_key is None else queries_of_key
+    queries = np.maximum(queries, 1)
+    return np.flatnonzero((probabilities.sum(0) / queries > threshold) & _seen_enough(queries))
 
 
 def entropy(sums: LayerSums, options: Options) -> Array:
@@ -227,6 +265,7 @@ def _divide(total: Array | float, count: float) -> Array:
 _QIU = "Qiu et al. 2025, arXiv 2505.06708"
 _GU = "Gu et al., ICLR 2025, arXiv 2410.10781"
 _SUN = "Sun et al. 2024, arXiv 2402.17762"
+_GPT_OSS = "gpt-oss model card 2025, arXiv 2508.10925"
 _GUO = "Guo et al. 2024, arXiv 2410.13835"
 
 SINK_MEASURES: tuple[Measure, ...] = (
@@ -237,19 +276,33 @@ SINK_MEASURES: tuple[Measure, ...] = (
     ),
     Measure(
         "uniform_null", uniform_null, "probability", 0, 1, None, "queries",
-        "first_token_mass if every query attended equally to all tokens up to itself: (H_T - 1)/(T - 1); "
-        "H_T/T with the first row",
+        "first_token_mass if every query attended equally to all tokens that it sees. Full attention: "
+        "(H_T - 1)/(T - 1); H_T/T with the first row",
         "H_T is the T-th harmonic number",
     ),
     Measure(
+        "first_token_visible", first_token_visible, "share of queries", 0, 1, None, "queries",
+        "share of the same queries that see the first token: 1 with full attention; under a sliding window or in "
+        "chunks the others give it 0",
+        "this project",
+    ),
+    Measure(
+        "learned_sink_mass", learned_sink_mass, "probability", 0, 1, "learned_sink", "queries",
+        "mean over the same queries of the attention that a learned sink takes (gpt-oss and others): what is "
+        "missing from 1 in the sum over keys. Empty where a layer has none; of a model: the mean over the layers "
+        "that have one",
+        _GPT_OSS,
+    ),
+    Measure(
         "sink_rate", sink_rate, "share of prompts", 0, 1, "first_token", "prompts",
-        "share of prompts with alpha_first > .3 (`--sink-threshold`), alpha_k the mean over i >= k of p[i, k]",
+        "share of prompts with alpha_first > .3 (`--sink-threshold`), alpha_k the mean of p[i, k] over the "
+        "queries i that see key k (full attention: i >= k)",
         _GU,
     ),
     Measure(
         "top_sink_position", top_sink_position, "position", 1, None, "received", "most frequent",
-        "the key with the largest alpha among keys that have T/4 queries or more at or after them; the most "
-        "frequent one over prompts, heads and layers",
+        "the key with the largest alpha among keys that a quarter as many queries see as see the most seen one "
+        "(full attention: T/4); the most frequent one over prompts, heads and layers",
         _GU,
     ),
     Measure(

@@ -12,6 +12,11 @@ import pandas as pd
 
 from gattn_viz.pipeline.paper import ModelRun, PaperData
 
+LEARNED_SINKS = (
+    "Where a learned sink takes a share of a query's probability its row sums below 1: the share's mean over all "
+    "queries stands above the map."
+)
+
 MOST_IDS = 3
 """Ids of prompts that are written out."""
 
@@ -92,12 +97,24 @@ def _null(frame: pd.DataFrame) -> str:
     return f"Uniform attention would give {' or '.join(values)} on the same prompts"
 
 
+def _windows(frame: pd.DataFrame) -> str:
+    """In which layers a window or a chunk hides the first token from some queries."""
+    if "first_token_visible" not in frame:
+        return ""
+    hidden = frame[frame["first_token_visible"] < 1]
+    parts = [
+        f"to {share:.0%} of the queries in layers {_numbers(rows['layer'])} of {model}"
+        for (model, share), rows in hidden.groupby(["model", "first_token_visible"], sort=False)
+    ]
+    return f" The first token is visible {', '.join(parts)}."
+
+
 def _mass(data: PaperData) -> str:
     return f"a layer is the mean over its heads and over the queries of all prompts; {_first_row(data)}"
 
 
 def _first_token_by_layer(frame: pd.DataFrame, data: PaperData) -> str:
-    return f"Attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted)."
+    return f"Attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted).{_windows(frame)}"
 
 
 def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
@@ -106,10 +123,12 @@ def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
     which = set(layers.values())
     asked = which.pop() if len(which) == 1 else "; ".join(f"{model} {text}" for model, text in layers.items())
     pooled = f"; a cell is the largest of up to {size} x {size} probabilities" if size > 1 else ""
+    sinks = f" {LEARNED_SINKS}" if "learned_sink_mass" in frame else ""
     return (
         f"Attention probabilities of queries (rows) to keys (columns), mean over heads{pooled}. Layers {asked}. "
         f"Prompt {frame['prompt'].iloc[0]}, T = {' or '.join(f'{t:,}' for t in tokens)}; the first query too. "
         f"One linear colour range, 0 to {frame['probability'].max():.3g}; keys after the query are blank."
+        f"{sinks}"
     )
 
 
@@ -157,7 +176,8 @@ def _output_sparsity(frame: pd.DataFrame, data: PaperData) -> str:
 def _sinks_and_activations(frame: pd.DataFrame, data: PaperData) -> str:
     largest = {model: f"{rows['max_activation'].max():.4g}" for model, rows in _by_model(frame)}
     return (
-        f"Left, attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted). Right, the largest "
+        f"Left, attention to the first token by layer: {_mass(data)}. {_null(frame)} (dotted)."
+        f"{_windows(frame)} Right, the largest "
         "absolute activation of the residual stream after the layer, over all prompts, tokens and channels, on a "
         f"logarithmic scale; the largest of all layers: {_listed(largest)}."
     )

@@ -16,6 +16,7 @@ from gattn_viz.capture.checks import check_request
 from gattn_viz.capture.collector import LayerCapture, Request, Weight
 from gattn_viz.capture.run import OnPrompt, capture
 from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.measures import Options, learned_sink_mass
 from gattn_viz.metrics.pooling import MapCells, MapView
 from gattn_viz.metrics.weights import Quantity, quantity
 from gattn_viz.models.checkpoint_config import load_config
@@ -47,6 +48,9 @@ class AttentionMaps:
         attention_path: how attention was computed, see `LayerCapture.paths`.
         weight: what the cells hold, see `gattn_viz.metrics.weights`; `quantity` says it in words.
         gate: `headwise`, `elementwise` or None, of the model.
+        learned_sink: (layers, heads), the probability that a learned sink takes, mean over all queries of the
+            prompt: what the rows of probabilities lack to 1. NaN where there is none; None is nowhere.
+        queries_of_key: (layers, T), how many queries see each key; None where all layers have full attention.
     """
 
     model: str
@@ -64,6 +68,8 @@ class AttentionMaps:
     attention_path: str
     weight: Weight = "probability"
     gate: str | None = None
+    learned_sink: NDArray[np.float64] | None = field(default=None, repr=False)
+    queries_of_key: NDArray[np.int64] | None = field(default=None, repr=False)
 
     @property
     def quantity(self) -> Quantity:
@@ -117,6 +123,7 @@ def attention_maps(
             heads="mean" if heads == "mean" else None if heads == "all" else tuple(heads),
             view=view,
             weight=weight,
+            needs=frozenset({"learned_sink"}),
         )
         check_request(model, request, label)
         check_softmax(chosen, parts, label)
@@ -151,6 +158,8 @@ def attention_maps(
                     attention_path=" and ".join(sorted(paths)),
                     weight=weight,
                     gate=parts.gate_kind,
+                    learned_sink=learned_sinks([captured[layer] for layer in chosen], request.heads),
+                    queries_of_key=_queries_of_key([captured[layer] for layer in chosen]),
                 )
             )
         del loaded, model  # before the next one is loaded
@@ -245,6 +254,35 @@ def check_softmax(layers: Sequence[int], parts: Anatomy, label: str) -> None:
                 f"layer {number} of {label} has no softmax attention{f' but {kind}' if kind else ''}, and so no "
                 f"map; expected one of {', '.join(map(str, have))}"
             )
+
+
+def learned_sinks(
+    layers: Sequence[LayerCapture], heads: tuple[int, ...] | Literal["mean"] | None
+) -> NDArray[np.float64] | None:
+    """(layers, heads as in `Request`): what a learned sink takes, see `AttentionMaps`."""
+    found = []
+    for layer in layers:
+        assert layer.sums is not None
+        of_heads = learned_sink_mass(layer.sums, Options(first_row="include"))
+        if heads == "mean":
+            of_heads = of_heads.mean(keepdims=True)
+        elif heads is not None:
+            of_heads = of_heads[[head - 1 for head in heads]]
+        found.append(of_heads)
+    return None if np.isnan(found).all() else np.stack(found)
+
+
+def _queries_of_key(layers: Sequence[LayerCapture]) -> NDArray[np.int64] | None:
+    """(layers, T), see `AttentionMaps`."""
+    found = []
+    for layer in layers:
+        assert layer.sums is not None
+        found.append(layer.sums.queries_of_key)
+    if all(one is None for one in found):
+        return None
+    tokens = next(len(one) for one in found if one is not None)
+    full = np.arange(tokens, 0, -1)
+    return np.stack([full if one is None else one.astype(np.int64) for one in found])
 
 
 def _map(layer: LayerCapture) -> NDArray[np.float32]:

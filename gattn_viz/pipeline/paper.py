@@ -30,7 +30,7 @@ from gattn_viz.metrics.pooling import MapView
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
 from gattn_viz.pipeline.gates import any_gate
-from gattn_viz.pipeline.maps import check_softmax, choose_layers
+from gattn_viz.pipeline.maps import check_softmax, choose_layers, learned_sinks
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log
 from gattn_viz.pipeline.stats import Wanted, measure
 from gattn_viz.prompts import EncodedPrompt, Prompt
@@ -254,7 +254,7 @@ def _maps(
     parts = anatomy(loaded.model)
     chosen = choose_layers(layers, parts.attending)
     view = MapView(max_cells=MAP_CELLS)
-    request = Request(maps=frozenset(chosen), heads="mean", view=view)
+    request = Request(maps=frozenset(chosen), heads="mean", view=view, needs=frozenset({"learned_sink"}))
     check_request(loaded.model, request, label)
     check_softmax(chosen, parts, label)
     cells = view.cells(len(prompt.ids))
@@ -262,8 +262,9 @@ def _maps(
     rows, columns = np.nonzero(cells.causal_pairs())
     starts = np.array(cells.queries.starts)
     tokens = token_labels(loaded.tokenizer, prompt.ids)
+    sinks = learned_sinks([captured[layer] for layer in chosen], "mean")
     found = []
-    for layer in chosen:
+    for n, layer in enumerate(chosen):
         probabilities = captured[layer].probabilities
         assert probabilities is not None
         values = probabilities[0].numpy()[rows, columns]
@@ -278,16 +279,23 @@ def _maps(
             "probability": values,
             "cell": cells.queries.size,
             "tokens": cells.tokens,
+            **({} if sinks is None else {"learned_sink_mass": sinks[n, 0]}),
         }
         found.append(pd.DataFrame(columns_of_layer))
     return pd.concat(found, ignore_index=True)
 
 
 def _columns(*names: str) -> Callable[[Measured], pd.DataFrame]:
-    """Measures by layer, as they are; without a model that has none of the last of them."""
+    """Measures by layer, as they are; without a model that has none of the last of them.
+
+    `first_token_visible` comes with `first_token_mass` where some queries do not see the first token.
+    """
 
     def build(measured: Measured) -> pd.DataFrame:
-        found = measured.layers[["model", "layer", *names]]
+        columns = ["model", "layer", *names]
+        if "first_token_mass" in names and (measured.layers["first_token_visible"] < 1).any():
+            columns.insert(columns.index("uniform_null") + 1, "first_token_visible")
+        found = measured.layers[columns]
         return found[found[names[-1]].notna()].reset_index(drop=True)
 
     return build
@@ -366,7 +374,7 @@ SPARSITY = tuple(f"output_{stage}_below_{n}" for stage in ("before", "after", "s
 
 FRAMES: dict[str, FrameKind] = {
     "first_token_by_layer": FrameKind(
-        ("first_token_mass", "uniform_null"), _columns("first_token_mass", "uniform_null")
+        ("first_token_mass", "uniform_null", "first_token_visible"), _columns("first_token_mass", "uniform_null")
     ),
     "attention_maps": FrameKind((), _attention_maps),
     # the median for its histogram
@@ -377,7 +385,7 @@ FRAMES: dict[str, FrameKind] = {
     "output_magnitude": FrameKind(("output_before", "output_after"), _output_magnitude),
     "output_sparsity": FrameKind(SPARSITY, _output_sparsity),
     "sinks_and_activations": FrameKind(
-        ("first_token_mass", "uniform_null", "max_activation"),
+        ("first_token_mass", "uniform_null", "first_token_visible", "max_activation"),
         _columns("first_token_mass", "uniform_null", "max_activation"),
     ),
     "gate_by_layer": FrameKind(("gate_mean",), _columns("gate_mean"), needs_gate=True),

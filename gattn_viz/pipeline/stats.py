@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_args
 
@@ -18,7 +18,7 @@ from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.gate_measures import GateOptions
 from gattn_viz.metrics.layer import LayerSums, Need
-from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, choose_measures
+from gattn_viz.metrics.measures import SINK_MEASURES, Measure, Options, choose_measures, queries_of_key
 from gattn_viz.metrics.over_prompts import (
     ModelSums,
     Pools,
@@ -183,6 +183,7 @@ def _measure_model(
     steps = len(encoded) * len(anatomy(loaded.model).layers)
     done = 0
     paths: set[str] = set()
+    sees_first: dict[int, tuple[float, int]] = {}  # of each layer: how many queries see the first token, and all
     running: dict[int, list[Rows]] = {}  # of the prompts that are being run, the layers so far
     pools: dict[int, Pools] = {}  # the same, of what adds up over prompts
     by_prompt: dict[int, Rows] = {}
@@ -201,6 +202,8 @@ def _measure_model(
         if wanted.pools:
             pools.setdefault(prompt, {})[layer.layer] = poolable(layer.sums)
         paths.update(layer.paths)
+        seen, queries = sees_first.get(layer.layer, (0, 0))
+        sees_first[layer.layer] = seen + queries_of_key(layer.sums)[0], queries + layer.sums.tokens
         done += 1
         if progress is not None:
             progress(label, done, steps)
@@ -223,8 +226,21 @@ def _measure_model(
     ids = [prompt.ids for prompt in encoded]
     stream(loaded.model, ids, request, on_layer, on_prompt, batch_size=run.batch_size, chunk=run.chunk)
     assert total is not None
+    _say_of_windows(label, sees_first)
     log.info("%s attention: %s", label, " and ".join(IN_WORDS[path] for path in sorted(paths)))
     return _Measured(total, [by_prompt[prompt] for prompt in sorted(by_prompt)], sorted(paths))
+
+
+def _say_of_windows(label: str, sees_first: Mapping[int, tuple[float, int]]) -> None:
+    shares = [f"{seen / queries:.0%}" for seen, queries in sees_first.values() if seen < queries]
+    if shares:
+        log.info(
+            "%s: in %d of %d layers a window or chunk lets only %s of the queries see the first token",
+            label,
+            len(shares),
+            len(sees_first),
+            " or ".join(dict.fromkeys(shares)),
+        )
 
 
 def _sum_of_all(sums: LayerSums, request: Request) -> float:

@@ -49,7 +49,8 @@ def by_loops(a: Attention) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     queries, kv_heads, group, _ = a.q.shape
     tokens = a.k.shape[1]
     p = torch.zeros(kv_heads * group, queries, tokens, dtype=torch.float64)
-    sums = {name: torch.zeros(kv_heads * group, dtype=torch.float64) for name in ("entropy", "entropy_ratio")}
+    names = ("entropy", "entropy_ratio", "learned_sink")
+    sums = {name: torch.zeros(kv_heads * group, dtype=torch.float64) for name in names}
     for head in range(kv_heads * group):
         kv, g = divmod(head, group)
         for i in range(queries):
@@ -75,6 +76,8 @@ def by_loops(a: Attention) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
                 p[head, i, j] = math.exp(s - largest) / total
                 if p[head, i, j] > 0:
                     entropy -= float(p[head, i, j]) * (s - largest - math.log(total))
+            if sink and place > 0:  # of the queries after the first
+                sums["learned_sink"][head] += math.exp(sink[0] - largest) / total
             sums["entropy"][head] += entropy
             if len(seen) > 1:
                 sums["entropy_ratio"][head] += entropy / math.log(len(seen))
@@ -115,6 +118,18 @@ def test_entropy_of_large_scores_is_within_its_range(width: int, spread: float) 
     assert sums.entropy is not None
     _, expected = by_loops(a)
     torch.testing.assert_close(sums.entropy.double(), expected["entropy"], atol=1e-4, rtol=0)
+
+
+def test_a_learned_sink_next_to_0_and_to_1_keeps_its_digits() -> None:
+    """1 less the rest would have none of a share next to 0."""
+    a = attention(tokens=7, sink_logit=torch.tensor([[-30.0, 0.0], [30.0, -70.0]]))
+    sums = AttentionSums.zeros(a.heads, 7, {"learned_sink"})
+    attend_in_blocks(a, output=a.q.new_empty(7, 2, 2, 4), sums=sums, needs={"learned_sink"})
+    assert sums.learned_sink is not None
+    expected = by_loops(a)[1]["learned_sink"]
+    assert expected[0] < 1e-11
+    assert expected[2] / 6 > 1 - 1e-9
+    torch.testing.assert_close(sums.learned_sink, expected, atol=0, rtol=1e-5)
 
 
 def test_a_query_that_sees_one_key_has_no_entropy() -> None:

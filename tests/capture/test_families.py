@@ -28,6 +28,7 @@ from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import capture_batch, stream
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.layer import NEEDS, LayerSums, Need
+from gattn_viz.metrics.measures import queries_of_key, uniform_first
 from gattn_viz.metrics.pooling import MapView
 from tests.capture.families import (
     FAMILIES,
@@ -175,6 +176,7 @@ def statistics(weights: Tensor, visible: Visible) -> dict[str, Array]:
         "entropy": entropy,
         "ratio": ratio,
         "row_max": largest,
+        "learned_sink": 1 - p.sum(-1),
     }
 
 
@@ -187,11 +189,19 @@ def assert_sums(sums: LayerSums, expected: dict[str, Array], visible: Visible, n
     """Means over queries, to `TOLERANCE`; alpha of each key, which is a mean over the queries after it."""
     tokens = sums.tokens
     close = {"atol": TOLERANCE, "rtol": 0}
+    assert_visible(sums, visible)
     if "first_token" in needs:
         first = expected["first_token"]
         of_others = first[:, 1:].sum(-1)
         np.testing.assert_allclose(sums.first_token / tokens, of_others / tokens, **close, err_msg="first_token")
         np.testing.assert_allclose(sums.first_row, first[:, 0], **close, err_msg="first_row")
+    if "learned_sink" in needs:
+        taken = expected["learned_sink"]
+        found = np.zeros((2, sums.heads))
+        if sums.learned_sink is not None:
+            found[:] = sums.learned_sink, sums.learned_sink_first_row
+        np.testing.assert_allclose(found[0] / tokens, taken[:, 1:].sum(-1) / tokens, **close)
+        np.testing.assert_allclose(found[1], taken[:, 0], **close)
     if "received" in needs:
         queries = np.arange(tokens, 0, -1)
         alpha = expected["received"] / queries
@@ -206,6 +216,14 @@ def assert_sums(sums: LayerSums, expected: dict[str, Array], visible: Visible, n
     if "row_max" in needs:
         mean = expected["row_max"].mean(-1)
         np.testing.assert_allclose(sums.row_max / tokens, mean, **close, err_msg="row_max")
+
+
+def assert_visible(sums: LayerSums, visible: Visible) -> None:
+    """Which queries see which keys, by a mask written out; None is all before them."""
+    tokens = sums.tokens
+    mask = np.array([[i - visible(i) < k <= i for k in range(1, tokens + 1)] for i in range(1, tokens + 1)])
+    assert queries_of_key(sums).tolist() == mask.sum(0).tolist()
+    np.testing.assert_allclose(uniform_first(sums), mask[:, 0] / mask.sum(1), rtol=1e-12)
 
 
 def summed(sums: LayerSums, need: Need) -> Array:
@@ -290,8 +308,14 @@ def assert_same(
             )
         a, b = one[layer].sums, other[layer].sums
         assert (a.tokens, a.heads, a.ratio_queries) == (b.tokens, b.heads, b.ratio_queries)
-        queries = {"first_row": 1, "received": np.arange(a.tokens, 0, -1)}
-        for field in ("first_token", "first_row", "received", "entropy", "entropy_ratio", "row_max"):
+        queries = {"first_row": 1, "learned_sink_first_row": 1, "received": np.arange(a.tokens, 0, -1)}
+        fields = ["first_token", "first_row", "received", "entropy", "entropy_ratio", "row_max"]
+        np.testing.assert_array_equal(queries_of_key(a), queries_of_key(b))
+        np.testing.assert_array_equal(uniform_first(a), uniform_first(b))
+        assert (a.learned_sink is None) == (b.learned_sink is None)
+        if b.learned_sink is not None:
+            fields += ["learned_sink", "learned_sink_first_row"]
+        for field in fields:
             divisor = queries.get(field, a.tokens)
             x, y = getattr(a, field) / divisor, getattr(b, field) / divisor
             np.testing.assert_allclose(x, y, atol=TOLERANCE, rtol=0, err_msg=f"layer {layer}, {field}")
@@ -359,6 +383,8 @@ class TestOnePass:
             sums = ours(name, tokens).layers[0][layer].sums
             assert sums.tokens == tokens
             assert sums.heads == 4
+            sees_all = visible(tokens) == tokens
+            assert (sums.queries_of_key is None) == sees_all  # then there is nothing to count
             assert_sums(sums, expected_statistics(name, tokens, layer), visible, NEEDS)
 
     def test_residual_stream(self, name: str, tokens: int) -> None:
@@ -379,7 +405,7 @@ class TestOnePass:
 class TestAskedAlone:
     """A single statistic may be had on another path than all of them."""
 
-    @pytest.mark.parametrize("need", ["first_token", "received", "entropy", "row_max"])
+    @pytest.mark.parametrize("need", ["first_token", "learned_sink", "received", "entropy", "row_max"])
     def test_statistics(self, name: str, need: Need) -> None:
         for tokens in LENGTHS:
             needs = frozenset({need})

@@ -95,6 +95,22 @@ class TestByHand:
         assert value("sink_rate", found, Options(sink_threshold=0.99e-6)) == [1]
         assert value("sink_rate", found, Options(sink_threshold=1.01e-6)) == [0]
 
+    def test_learned_sink_mass(self) -> None:
+        """Two heads of two tokens: the second head's sink takes .25 of the first query and .75 of the second."""
+        sums = AttentionSums.zeros(2, 2, {"learned_sink"})
+        for query, taken in enumerate(([0.0, 0.25], [1.0, 0.75])):
+            sums.add_learned_sink(slice(0, 2), query, torch.tensor(taken)[:, None])
+        assert sums.learned_sink is not None
+        assert sums.learned_sink_first_row is not None
+        rows = {
+            "learned_sink": sums.learned_sink.numpy(),
+            "learned_sink_first_row": sums.learned_sink_first_row.numpy(),
+        }
+        found = LayerSums(2, 2, **rows)
+        assert value("learned_sink_mass", found) == [1, 0.75]
+        assert value("learned_sink_mass", found, INCLUDE) == [0.5, 0.5]
+        assert np.isnan(value("learned_sink_mass", LayerSums(1, 2, **rows))).all()
+
     def test_a_block_of_no_queries(self) -> None:
         sums = AttentionSums.zeros(1, 3, {"first_token"})
         sums.add_first_token(slice(0, 1), 0, torch.zeros(1, 0))
@@ -217,6 +233,8 @@ def test_values_are_in_the_range_that_the_table_states(p: torch.Tensor) -> None:
     heads, tokens, _ = p.shape
     sums = layer(
         p,
+        learned_sink=np.full(heads, 0.3 * (tokens - 1)),
+        learned_sink_first_row=np.full(heads, 1.0),
         gate_mean=np.full(heads, 0.3),
         value_norm=np.ones((heads, tokens)),
         max_activation=2.0,
@@ -257,7 +275,14 @@ def test_gate_values_and_activations() -> None:
 
 def test_what_was_not_captured_is_nan() -> None:
     sums = layer(uniform(3))
-    for name in ("gate_mean", "value_norm_first", "value_norm_rest", "max_activation", "max_activation_ratio"):
+    for name in (
+        "learned_sink_mass",
+        "gate_mean",
+        "value_norm_first",
+        "value_norm_rest",
+        "max_activation",
+        "max_activation_ratio",
+    ):
         assert all(map(math.isnan, value(name, sums))), name
 
 
@@ -307,6 +332,6 @@ class TestChooseMeasures:
     def test_intervals_are_for_means_of_what_is_measured(self) -> None:
         without = {measure.name for measure in SINK_MEASURES if not measure.has_interval}
         assert without == {
-            "uniform_null", "top_sink_position", "max_activation", "max_activation_ratio",
+            "uniform_null", "first_token_visible", "top_sink_position", "max_activation", "max_activation_ratio",
             "max_activation_position", "max_activation_channel",
         }  # fmt: skip
