@@ -67,8 +67,8 @@ def _lines(model: ModelDescription) -> list[tuple[str, str]]:
         return "-" if value is None else "yes" if value is True else "no" if value is False else f"{value}"
 
     gate = model.gate
-    if model.gate_layout:
-        gate += f", {model.gate_layout} in q_proj"
+    if model.gate_place:
+        gate += f", {model.gate_place}"
     layers = f"{model.layers}"
     if model.layer_types:
         layers += f" ({', '.join(f'{count} {kind}' for kind, count in model.layer_types.items())})"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,15 @@ class HeadShape:
     heads: int
     query_width: int
     value_width: int
+
+
+def head_shape(attention: nn.Module, config: Any) -> HeadShape:
+    """What an attention module that has not run says of itself, or its configuration of it."""
+    heads = getattr(attention, "num_heads", config.num_attention_heads)
+    head_dim = getattr(attention, "head_dim", None) or config.hidden_size // heads
+    return HeadShape(
+        heads, getattr(attention, "qk_head_dim", head_dim), getattr(attention, "v_head_dim", head_dim)
+    )
 
 
 Layout = Callable[[Tensor, HeadShape], Tensor | None]

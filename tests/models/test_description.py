@@ -9,9 +9,12 @@ import pytest
 import transformers
 from transformers import AutoModelForCausalLM
 
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.description import describe
+from gattn_viz.models.description import _gate, describe
 from gattn_viz.models.names import resolve
+from tests.capture.gated_families import GATED, present
+from tests.capture.gated_families import gated_model as family_of
 from tests.models.checkpoints import SIZES, edit_config, gated_model, save, save_as_official
 
 
@@ -25,7 +28,7 @@ def test_counts_are_those_of_the_model(variant: str, options: dict[str, Any], tm
 
     assert found.variant == variant
     assert found.gate == {"baseline": "none"}.get(variant, variant.removeprefix("gate_"))
-    assert found.gate_layout == (None if variant == "baseline" else "per KV group")
+    assert found.gate_place == (None if variant == "baseline" else "per KV group in q_proj")
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
     baseline = sum(parameter.numel() for parameter in gated_model("baseline", **options).parameters())
     assert found.gate_parameters == found.parameters - baseline
@@ -62,7 +65,7 @@ def test_stock_models(config: str, expected: dict[str, Any], tmp_path: Path) -> 
     model = AutoModelForCausalLM.from_config(getattr(transformers, config)(**SIZES, **window))
     found = describe(resolve(str(save(model, tmp_path / "m"))))
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert (found.variant, found.gate, found.gate_layout, found.gate_parameters) == (None, "none", None, 0)
+    assert (found.variant, found.gate, found.gate_place, found.gate_parameters) == (None, "none", None, 0)
     defaults = {"qk_norm": False, "sliding_window": None, "layer_types": {}, "tied": False}
     assert {key: getattr(found, key) for key in defaults} == defaults | expected
 
@@ -85,3 +88,23 @@ def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
         f"model '{directory}': no model can be made from config.json ('nonsense'); expected sizes that fit "
         "together: correct it"
     )
+
+
+@pytest.mark.parametrize("name", [name for name, family in GATED.items() if family.gate and present(name)])
+def test_the_gate_of_other_families(name: str) -> None:
+    """From its modules alone, as the run of a few tokens finds it."""
+    model = family_of(name)
+    gates = anatomy(model).gates
+    kind, place, parameters = _gate(model, model.config)
+    assert kind == GATED[name].gate
+    assert place is not None
+    assert place.split()[-1 if "per head" not in place else -3].rstrip(",") == gates[0].adapter.source
+    sources = [gate.module(gate.adapter.source) for gate in gates]
+    shares = [
+        gate.channels * gate.shape.heads / source.out_features for gate, source in zip(gates, sources, strict=True)
+    ]
+    expected = sum(
+        share * sum(parameter.numel() for parameter in source.parameters())
+        for share, source in zip(shares, sources, strict=True)
+    )
+    assert parameters == pytest.approx(expected)
