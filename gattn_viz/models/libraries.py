@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from huggingface_hub import constants as hub_constants
@@ -22,10 +23,12 @@ REMEDIES = {
     "config.json": "expected a model's sizes in JSON: correct it, or copy the checkpoint again",
     "the tokenizer": "expected tokenizer.json and tokenizer_config.json: put the model's own beside config.json",
     "the weights": "expected a whole model.safetensors or pytorch_model.bin: copy or download it again",
+    "the adapter": "expected what PEFT's save_pretrained wrote, for a model of these shapes: choose the one that "
+    "it was trained on, or copy the adapter again",
 }
 
 
-def where(source: ModelSource) -> dict[str, str]:
+def where(source: ModelSource) -> dict[str, Any]:
     """The arguments that every `from_pretrained` needs besides the location."""
     given = {"revision": source.revision, "subfolder": source.subfolder}
     return {key: value for key, value in given.items() if value is not None}
@@ -82,7 +85,8 @@ def explained(source: ModelSource, what: str) -> Iterator[None]:
     except GattnVizError:
         raise
     except Exception as error:
-        raise GattnVizError(f"model {source.name!r}: {_explanation(source, what, error)}") from error
+        kind = "adapter" if what == "the adapter" else "model"
+        raise GattnVizError(f"{kind} {source.name!r}: {_explanation(source, what, error)}") from error
 
 
 def _explanation(source: ModelSource, what: str, error: Exception) -> str:
@@ -139,9 +143,12 @@ def _explanation(source: ModelSource, what: str, error: Exception) -> str:
 
 
 def no_file(source: ModelSource, what: str) -> str:
+    files = "config.json, weights and tokenizer"
+    if what == "the adapter":
+        files = "adapter_config.json and adapter_model.safetensors"
     return (
-        f"{source.checkpoint} does not have {what}; expected config.json, weights and tokenizer in one folder: "
-        "name that folder, as org/name:folder on the Hub"
+        f"{source.checkpoint} does not have {what}; expected {files} in one folder: name that folder, as "
+        "org/name:folder on the Hub"
     )
 
 
@@ -159,3 +166,11 @@ def _reason(error: BaseException, limit: int = 200) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= limit else text[: limit - 4] + " ..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def listed(items: Sequence[str], kind: str, limit: int = 3) -> str:
+    """`2 missing (a, b)`, with no more than `limit` of them; empty if there is none."""
+    if not items:
+        return ""
+    more = ", ..." if len(items) > limit else ""
+    return f"{len(items)} {kind} ({', '.join(items[:limit])}{more})"
