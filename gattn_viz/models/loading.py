@@ -165,14 +165,16 @@ def _load_weights(source: ModelSource, config: Any, options: dict[str, Any]) -> 
     if isinstance(config, GatedQwen3Config):
         model_class = GatedQwen3ForCausalLM
         options = {**options, "trust_remote_code": False}
+    found = where(source)
     with quiet(), no_conversion(), explained(source, "the weights"):
         return model_class.from_pretrained(
             source.location,
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the report has them, see _check_weights
+            adapter_kwargs={name: found[name] for name in ("local_files_only",) if name in found},
             **options,
-            **where(source),
+            **found,
         )
 
 
