@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gattn_viz.recipe.content import ModelUsed, Recipe
+from gattn_viz.recipe.content import AdapterUsed, ModelUsed, Recipe
 
 BAR_WIDTH = 20
 
@@ -193,16 +193,21 @@ def _recipe_lines(recipe: Recipe) -> list[tuple[str, str]]:
     return lines
 
 
+def _place(used: ModelUsed | AdapterUsed) -> str:
+    if used.kind == "hub":
+        subfolder = f", subfolder {used.subfolder}" if used.subfolder else ""
+        return f"Hub {used.name}, revision {used.commit or used.revision or 'main'}{subfolder}"
+    return f"bundled {used.name}" if used.kind == "bundled" else f"directory {used.path or used.name}"
+
+
 def _model_in_words(model: ModelUsed) -> str:
-    if model.kind == "hub":
-        place = f"Hub {model.name}, revision {model.commit or model.revision or 'main'}"
-        place += f", subfolder {model.subfolder}" if model.subfolder else ""
-    else:
-        place = f"bundled {model.name}" if model.kind == "bundled" else f"directory {model.path or model.name}"
     lengths = f"T = {model.shortest}" + (f" to {model.longest}" if model.longest > model.shortest else "")
+    adapter = ""
+    if model.adapter is not None:
+        adapter = f"adapter {_place(model.adapter)}, sha256 {model.adapter.weights_sha256 or 'unknown'}\n"
     return (
-        f"{place}, {model.dtype} on {model.device}, attention {model.attention}\n"
-        f"weights sha256 {model.weights_sha256 or 'unknown'}\n"
+        f"{_place(model)}, {model.dtype} on {model.device}, attention {model.attention}\n"
+        f"weights sha256 {model.weights_sha256 or 'unknown'}\n{adapter}"
         f"{model.tokens} tokens, {lengths}"
     )
 

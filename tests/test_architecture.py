@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "capture": {"metrics", "models"},
     "cli": {
         "drawing",
+        "environment",
         "figures",
         "files",
         "metrics",
@@ -36,6 +37,7 @@ MAY_IMPORT = {
         "tables",
     },
     "drawing": {"figures", "metrics", "pipeline"},
+    "environment": set(),
     "errors": set(),
     "figures": {"files"},
     "files": set(),
@@ -56,7 +58,7 @@ ONLY_IN = {
     "matplotlib": {"drawing", "figures"},
     "seaborn": {"figures"},
     "transformers": {"capture", "models"},
-    "huggingface_hub": {"models"},
+    "huggingface_hub": {"environment", "models"},
 }
 
 
@@ -133,6 +135,7 @@ def test_of_the_test(part: str, source: str, expected: list[str]) -> None:
         ["heads", "-h"],
         ["recipe", "-h"],
         ["figures", "-h"],
+        ["env", "-h"],
     ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

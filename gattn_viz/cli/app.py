@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from gattn_viz.cli import compare, figures, gate_maps, gate_stats, heads, maps, models, options, recipe, sink_stats
+from gattn_viz.cli import (
+    compare,
+    env,
+    figures,
+    gate_maps,
+    gate_stats,
+    heads,
+    maps,
+    models,
+    options,
+    recipe,
+    sink_stats,
+)
 
 app = typer.Typer(
     name="gattn-viz",
@@ -47,6 +59,7 @@ COMMANDS = {
     "figures": figures,
     "models": models,
     "recipe": recipe,
+    "env": env,
 }
 
 for name, command in COMMANDS.items():

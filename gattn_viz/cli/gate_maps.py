@@ -31,6 +31,7 @@ def gate_maps(
     model: options.Models = None,
     checkpoints: options.Checkpoints = "demo",
     revision: options.Revision = None,
+    adapter: options.Adapter = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,

@@ -49,6 +49,15 @@ Revision = Annotated[
         show_default=False,
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="A PEFT adapter, such as LoRA, that is merged into the one model: a directory or a Hub id.",
+        rich_help_panel=MODELS,
+        show_default=False,
+    ),
+]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(help="auto: float32 on a CPU, the checkpoint's own on a GPU.", rich_help_panel=MODELS),

@@ -75,6 +75,12 @@ def recipe(
             metavar="PATH", help="Where its prompts file is here.", rich_help_panel=RERUN, show_default=False
         ),
     ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Where its local adapter is here.", rich_help_panel=RERUN, show_default=False
+        ),
+    ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -106,8 +112,10 @@ def recipe(
 ) -> None:
     if rerun and output is None:
         raise typer.BadParameter("--rerun needs a place to write to; expected -o NEW beside it")
-    if not rerun and (output, model, prompts, tolerance, allow_changed) != (None, None, None, None, False):
-        raise typer.BadParameter("-o, --model, --prompts, --tolerance and --allow-changed go with --rerun: add it")
+    if not rerun and (output, model, prompts, adapter, tolerance, allow_changed) != (*[None] * 5, False):
+        raise typer.BadParameter(
+            "-o, --model, --prompts, --adapter, --tolerance and --allow-changed go with --rerun: add it"
+        )
 
     from gattn_viz.recipe.stored import read_recipe
 
@@ -125,7 +133,7 @@ def recipe(
     from gattn_viz.cli.rerun import Given, rerun_and_compare
 
     assert output is not None
-    given = Given(options.named_paths(model), checkpoints, prompts, allow_changed, trust_remote_code)
+    given = Given(options.named_paths(model), checkpoints, prompts, adapter, allow_changed, trust_remote_code)
     result, changed = rerun_and_compare(file, found, output, given, tolerance, quiet)
     if output_format == "json":
         entries = {

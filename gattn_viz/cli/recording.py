@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gattn_viz.models.loading import LoadedModel
     from gattn_viz.models.names import ModelSource
     from gattn_viz.prompts import EncodedPrompt
-    from gattn_viz.recipe.content import FileMade, ModelUsed, Recipe
+    from gattn_viz.recipe.content import AdapterUsed, FileMade, ModelUsed, Recipe
 
 # No number depends on them, and where a file was written is where it is.
 NOT_RECORDED = ("output", "quiet", "debug", "recipe-paths")
@@ -79,12 +79,15 @@ class Recorder:
                 longest=max(lengths),
                 tokens_sha256=tokens_sha256([prompt.ids for prompt in encoded]),
                 path=str(directory) if self._paths and directory is not None else None,
+                adapter=None if source.adapter is None else _adapter_used(source.adapter, self._paths),
             )
         )
 
     def _models_option(self) -> dict[str, Any]:
         given = self._values["model"] is not None
-        return {"model": [_argument(source) for source in self._sources] if given else None}
+        named: dict[str, Any] = {"model": [_argument(source) for source in self._sources] if given else None}
+        adapters = [_argument(source.adapter) for source in self._sources if source.adapter is not None]
+        return named | ({"adapter": adapters[0]} if adapters else {})
 
     def _label(self, written: str) -> str:
         """That of a model which may have been named as it was written."""
@@ -99,6 +102,8 @@ class Recorder:
         """
         from gattn_viz.recipe.content import PromptsUsed, Recipe, texts_sha256
 
+        adapted = any(model.adapter is not None for model in self._models)
+        libraries = sorted([*self._libraries, "peft"]) if adapted else self._libraries
         prompts = self._values["prompts"]
         has_path = self._paths and prompts not in (None, "-")
         options = self._values if self._paths else _without_folders(self._values) | self._models_option()
@@ -116,9 +121,28 @@ class Recorder:
                 path=str(Path(prompts).expanduser().resolve()) if has_path else None,
             ),
             file=file,
-            versions={library: version(library) for library in self._libraries},
+            versions={library: version(library) for library in libraries},
             date=self._date,
         )
+
+
+def _adapter_used(adapter: ModelSource, paths: bool) -> AdapterUsed:
+    from gattn_viz.models.adapter import adapter_commit
+    from gattn_viz.models.weights import adapter_sha256
+    from gattn_viz.recipe.content import AdapterUsed
+
+    directory = Path(adapter.location).resolve() if adapter.is_local else None
+    commit = adapter_commit(adapter)
+    return AdapterUsed(
+        label=adapter.label,
+        kind="directory" if adapter.is_local else "hub",
+        name=directory.name if directory is not None else adapter.location,
+        revision=adapter.revision,
+        commit=commit,
+        subfolder=adapter.subfolder,
+        weights_sha256=adapter_sha256(adapter, commit),
+        path=str(directory) if paths and directory is not None else None,
+    )
 
 
 def _options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, Any]]:

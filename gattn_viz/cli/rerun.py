@@ -14,7 +14,7 @@ import typer
 from gattn_viz.cli import messages, options
 from gattn_viz.cli.recording import FONT_FILES
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.names import VARIANTS, demo_directory, resolve
+from gattn_viz.models.names import VARIANTS, demo_directory, resolve, resolve_adapter
 from gattn_viz.recipe.content import ModelUsed, Recipe, command_arguments, texts_sha256
 from gattn_viz.recipe.stored import read_recipe, sidecar
 
@@ -33,6 +33,7 @@ class Given:
         models: directories by the recipe's labels.
         checkpoints: a directory with the variants.
         prompts: the prompts file.
+        adapter: the directory of the model's adapter.
         allow_changed: whether they may be others than the recipe's.
         trust_remote_code: whether code that comes with a checkpoint may run, if the command ran it.
     """
@@ -40,6 +41,7 @@ class Given:
     models: Mapping[str, str]
     checkpoints: str | None
     prompts: Path | None
+    adapter: str | None
     allow_changed: bool
     trust_remote_code: bool
 
@@ -148,6 +150,7 @@ def _options(old: Recipe, given: Given) -> dict[str, Any]:
     found["model"] = [_model(model, old, given, found["checkpoints"]) for model in old.models]
     if found.get("baseline") is not None:
         found["baseline"] = found["model"][labels(old).index(found["baseline"])]
+    found["adapter"] = _adapter(old, given)
     found["revision"] = None  # each model has its commit
     found["trust-remote-code"] = given.trust_remote_code  # never because a file says so
     dtypes = {model.dtype for model in old.models}
@@ -165,8 +168,8 @@ def _model(model: ModelUsed, old: Recipe, given: Given, checkpoints: str) -> str
     """What to pass after --model, after a look at its weights if they are here."""
     if model.kind == "hub":
         commit = f"@{model.commit or model.revision}" if model.commit or model.revision else ""
-        if model.label in VARIANTS and old.options["checkpoints"] == "official":
-            return f"{model.label}{commit}"
+        if model.label_alone in VARIANTS and old.options["checkpoints"] == "official":
+            return f"{model.label_alone}{commit}"
         return f"{model.name}{commit}" + (f":{model.subfolder}" if model.subfolder else "")
     where = _place(model, old, given)
     from gattn_viz.models.weights import weights_sha256
@@ -189,12 +192,44 @@ def _place(model: ModelUsed, old: Recipe, given: Given) -> str:
         return model.name if by_name else str(demo_directory() / model.name)
     if model.path is not None and Path(model.path).is_dir():
         return model.path
-    if model.label in VARIANTS and given.checkpoints not in (None, "demo", "official"):
-        return model.label
+    if model.label_alone in VARIANTS and given.checkpoints not in (None, "demo", "official"):
+        return model.label_alone
     raise GattnVizError(
         f"the recipe's model {model.label} is a local directory, which it knows by name only; expected it again: "
         f"pass --model {model.label}=PATH (weights of sha256 {_short(model.weights_sha256)})"
     )
+
+
+def _adapter(old: Recipe, given: Given) -> str | None:
+    """What to pass after --adapter, after a look at it if it is here."""
+    adapter = next((model.adapter for model in old.models if model.adapter is not None), None)
+    if adapter is None:
+        if given.adapter is not None:
+            raise GattnVizError(
+                f"--adapter {given.adapter}, but the recipe has none; expected no --adapter: leave it out"
+            )
+        return None
+    if adapter.kind == "hub":
+        commit = f"@{adapter.commit or adapter.revision}" if adapter.commit or adapter.revision else ""
+        return f"{adapter.name}{commit}" + (f":{adapter.subfolder}" if adapter.subfolder else "")
+    where = given.adapter
+    if where is None and adapter.path is not None and Path(adapter.path).is_dir():
+        where = adapter.path
+    if where is None:
+        raise GattnVizError(
+            f"the recipe's adapter {adapter.label} is a local directory, which it knows by name only; expected it "
+            f"again: pass --adapter PATH (sha256 {_short(adapter.weights_sha256)})"
+        )
+    from gattn_viz.models.weights import adapter_sha256
+
+    now = adapter_sha256(resolve_adapter(where))
+    if now != adapter.weights_sha256 and not given.allow_changed:
+        raise GattnVizError(
+            f"the adapter {adapter.label} is not the recipe's: sha256 {_short(now)}, expected "
+            f"{_short(adapter.weights_sha256)}: pass the right one with --adapter PATH, or --allow-changed to see "
+            "which numbers change"
+        )
+    return where
 
 
 def _prompts_file(old: Recipe, given: Given) -> str | None:

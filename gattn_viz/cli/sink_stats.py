@@ -32,6 +32,7 @@ def sink_stats(
     model: options.Models = None,
     checkpoints: options.Checkpoints = "demo",
     revision: options.Revision = None,
+    adapter: options.Adapter = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,

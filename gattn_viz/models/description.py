@@ -28,7 +28,7 @@ class ModelDescription:
     Attributes:
         model_type: what transformers calls the family.
         variant: `baseline`, `gate_headwise` or `gate_elementwise`; None when it is not one of the paper's models.
-        gate: `none`, `headwise` or `elementwise`. As the configuration has it: it is seen at work when the model is
+        gate: `none`, `headwise` or `elementwise`, as its modules have it; at work it is seen when the model is
             loaded.
         gate_place: where it comes from, such as `per KV group in q_proj`; None without a gate.
         parameters: all of them, tied ones once.

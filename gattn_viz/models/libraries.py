@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import pickle
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 import torch
 from huggingface_hub import constants as hub_constants
@@ -17,18 +22,51 @@ from transformers.utils import logging as transformers_logging
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.names import ModelSource
 
+log = logging.getLogger("gattn_viz")
+
 # What is expected of each part of a checkpoint, and what to do if it cannot be used.
 REMEDIES = {
     "config.json": "expected a model's sizes in JSON: correct it, or copy the checkpoint again",
     "the tokenizer": "expected tokenizer.json and tokenizer_config.json: put the model's own beside config.json",
     "the weights": "expected a whole model.safetensors or pytorch_model.bin: copy or download it again",
+    "the adapter": "expected what PEFT's save_pretrained wrote, for a model of these shapes: choose the one that "
+    "it was trained on, or copy the adapter again",
 }
 
+# Of a disk that is full, a quota, a file system or folder where nothing may be written.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
-def where(source: ModelSource) -> dict[str, str]:
+
+def where(source: ModelSource) -> dict[str, Any]:
     """The arguments that every `from_pretrained` needs besides the location."""
-    given = {"revision": source.revision, "subfolder": source.subfolder}
+    given: dict[str, Any] = {"revision": source.revision, "subfolder": source.subfolder}
+    if not source.is_local and not hub_constants.HF_HUB_OFFLINE and hub_is_out_of_reach():
+        given["local_files_only"] = True
     return {key: value for key, value in given.items() if value is not None}
+
+
+@lru_cache(maxsize=1)
+def hub_is_out_of_reach() -> bool:
+    """Whether nothing takes a connection at the Hub's address, asked once a process.
+
+    Its library would try again for half a minute, with each file, before it looks into the cache.
+    """
+    for wait in (1, 0):
+        try:
+            hub_utils.get_session().head(hub_constants.ENDPOINT, timeout=hub_constants.HF_HUB_ETAG_TIMEOUT)
+        except Exception as error:
+            if type(error).__name__ in ("UnsupportedProtocol", "InvalidURL"):
+                raise GattnVizError(
+                    f"HF_ENDPOINT is {hub_constants.ENDPOINT!r}; expected a URL, such as https://huggingface.co: "
+                    "correct or unset it"
+                ) from error
+            if not _no_connection(error):
+                return False
+            time.sleep(wait)
+        else:
+            return False
+    log.warning("%s cannot be reached: only what is in the cache is there", hub_constants.ENDPOINT)
+    return True
 
 
 @contextmanager
@@ -82,7 +120,8 @@ def explained(source: ModelSource, what: str) -> Iterator[None]:
     except GattnVizError:
         raise
     except Exception as error:
-        raise GattnVizError(f"model {source.name!r}: {_explanation(source, what, error)}") from error
+        kind = "adapter" if what == "the adapter" else "model"
+        raise GattnVizError(f"{kind} {source.name!r}: {_explanation(source, what, error)}") from error
 
 
 def _explanation(source: ModelSource, what: str, error: Exception) -> str:
@@ -110,20 +149,32 @@ def _explanation(source: ModelSource, what: str, error: Exception) -> str:
         )
     if caused_by(hub_errors.RemoteEntryNotFoundError):
         return no_file(source, what)
-    answers = [cause for cause in causes if getattr(cause, "response", None) is not None]
-    if answers:
+    answer = next((cause for cause in causes if getattr(cause, "response", None) is not None), None)
+    if answer is not None:
         return (
             f"{what} of {source.checkpoint} is not in the cache and the Hub did not give it "
-            f"({_reason(answers[0])}): check the access that HF_TOKEN gives, or try again later"
+            f"({_answer(answer)}): check the access that HF_TOKEN gives, or try again later"
         )
-    # a connection that breaks is an error of httpx or httpx2, as the hub's version has it
-    broken = any(type(cause).__module__.startswith("httpx") for cause in causes)
-    if broken or caused_by(hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled):
+    broken = next((cause for cause in causes if _is_of_httpx(cause)), None)
+    if broken is not None and not _no_connection(broken):
+        return (
+            f"{what} of {source.checkpoint} did not come whole: the connection to {hub_constants.ENDPOINT} broke "
+            f"off ({_reason(broken)}); expected every file to its end: run it again, or run hf download "
+            f"{source.location} first"
+        )
+    if broken is not None or caused_by(hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled):
         offline = " (HF_HUB_OFFLINE is set)" if hub_constants.HF_HUB_OFFLINE else ""
         return (
             f"{what} of {source.checkpoint} is not in the cache and {hub_constants.ENDPOINT} cannot be reached"
             f"{offline}; expected a network or a filled cache: run hf download {source.location} where there is a "
             "network and set HF_HOME to that cache, or pass a local directory"
+        )
+    unwritable = next((cause for cause in causes if getattr(cause, "errno", None) in UNWRITABLE), None)
+    if unwritable is not None and not source.is_local:
+        return (
+            f"{what} of {source.checkpoint} cannot be written to the cache {hub_constants.HF_HUB_CACHE} "
+            f"({_reason(unwritable)}); expected a directory with room for the whole checkpoint: make room, or set "
+            "HF_HOME to another"
         )
     if caused_by(torch.OutOfMemoryError):
         return (
@@ -139,10 +190,31 @@ def _explanation(source: ModelSource, what: str, error: Exception) -> str:
 
 
 def no_file(source: ModelSource, what: str) -> str:
+    files = "config.json, weights and tokenizer"
+    if what == "the adapter":
+        files = "adapter_config.json and adapter_model.safetensors"
     return (
-        f"{source.checkpoint} does not have {what}; expected config.json, weights and tokenizer in one folder: "
-        "name that folder, as org/name:folder on the Hub"
+        f"{source.checkpoint} does not have {what}; expected {files} in one folder: name that folder, as "
+        "org/name:folder on the Hub"
     )
+
+
+def _is_of_httpx(error: BaseException) -> bool:
+    """Or of httpx2, as the hub's version has it."""
+    return type(error).__module__.startswith("httpx")
+
+
+def _no_connection(error: BaseException) -> bool:
+    """Whether nobody was there, as opposed to somebody who did not answer to the end."""
+    return _is_of_httpx(error) and type(error).__name__ in ("ConnectError", "ConnectTimeout", "ProxyError")
+
+
+def _answer(error: BaseException) -> str:
+    """What the Hub said when it refused: the status, and its own words if there are any."""
+    response = error.response  # type: ignore[attr-defined]
+    status = f"{response.status_code} {response.reason_phrase}"
+    said = " ".join((getattr(error, "server_message", None) or "").split())
+    return f"{status}: {said[:200]}" if said else status
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -159,3 +231,11 @@ def _reason(error: BaseException, limit: int = 200) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= limit else text[: limit - 4] + " ..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def listed(items: Sequence[str], kind: str, limit: int = 3) -> str:
+    """`2 missing (a, b)`, with no more than `limit` of them; empty if there is none."""
+    if not items:
+        return ""
+    more = ", ..." if len(items) > limit else ""
+    return f"{len(items)} {kind} ({', '.join(items[:limit])}{more})"

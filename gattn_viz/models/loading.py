@@ -13,9 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gattn_viz.errors import GattnVizError
+from gattn_viz.models.adapter import add_adapter, check_no_adapter
 from gattn_viz.models.checkpoint_config import read_config
 from gattn_viz.models.configuration import GatedQwen3Config
-from gattn_viz.models.libraries import REMEDIES, explained, no_conversion, quiet, where
+from gattn_viz.models.libraries import REMEDIES, explained, listed, no_conversion, quiet, where
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
 
@@ -61,7 +62,7 @@ def load(
 
     Raises:
         GattnVizError: the checkpoint cannot be had or read, is not a causal LM, its weights are not exactly those
-            its config asks for, or the dtype or device is not there.
+            its config asks for, its adapter does not fit, or the dtype or device is not there.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise GattnVizError(f"unknown dtype {dtype!r}; expected auto, {', '.join(DTYPES)}: pass one of them")
@@ -81,6 +82,7 @@ def load(
         placement = {"": str(target)}
 
     config, unstated = read_config(source, trust_remote_code)
+    check_no_adapter(source)
     tokenizer = load_tokenizer(source, config, trust_remote_code=trust_remote_code)
     options = {"dtype": wanted_dtype, "device_map": placement, "trust_remote_code": trust_remote_code}
     model, report = _load_weights(source, config, options)
@@ -89,6 +91,8 @@ def load(
         config = completed
         model, report = _load_weights(source, config, options)
     _check_weights(source, config, report)
+    if source.adapter is not None:
+        model = add_adapter(model, source)
     home = model.get_input_embeddings().weight.device
     return LoadedModel(
         source=source,
@@ -161,14 +165,16 @@ def _load_weights(source: ModelSource, config: Any, options: dict[str, Any]) -> 
     if isinstance(config, GatedQwen3Config):
         model_class = GatedQwen3ForCausalLM
         options = {**options, "trust_remote_code": False}
+    found = where(source)
     with quiet(), no_conversion(), explained(source, "the weights"):
         return model_class.from_pretrained(
             source.location,
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the report has them, see _check_weights
+            adapter_kwargs={name: found[name] for name in ("local_files_only",) if name in found},
             **options,
-            **where(source),
+            **found,
         )
 
 
@@ -193,9 +199,9 @@ def _check_weights(source: ModelSource, config: Any, report: dict[str, Any]) -> 
         for key, found, wanted in sorted(report["mismatched_keys"])
     ]
     problems = [
-        _listed(sorted(report["missing_keys"]), "missing"),
-        _listed(sorted(report["unexpected_keys"]), "unexpected"),
-        _listed(mismatched, "of the wrong shape", limit=1),
+        listed(sorted(report["missing_keys"]), "missing"),
+        listed(sorted(report["unexpected_keys"]), "unexpected"),
+        listed(mismatched, "of the wrong shape", limit=1),
     ]
     found_problems = ", ".join(problem for problem in problems if problem)
     if found_problems:
@@ -231,13 +237,6 @@ def _weights_look_like(config: Any, report: dict[str, Any]) -> str | None:
         f"the {rows} rows of q_proj look like {variant}, config.json says {said}: if it is {variant}, {remedy} in "
         "config.json"
     )
-
-
-def _listed(items: list[str], kind: str, limit: int = 3) -> str:
-    if not items:
-        return ""
-    more = ", ..." if len(items) > limit else ""
-    return f"{len(items)} {kind} ({', '.join(items[:limit])}{more})"
 
 
 def _shape(size: Any) -> str:

@@ -7,6 +7,8 @@ A name is one of
 - a local directory, `DIR` or `DIR:subfolder` (write `./baseline` for a directory that is called like a variant);
 - a Hub repository, `org/name`, with `@revision` and `:subfolder` in either order: `org/name@rev:sub`.
 
+An adapter is written like one of the last two.
+
 Nothing is loaded here and no hub is asked, so this module imports neither torch nor transformers.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from gattn_viz.errors import GattnVizError
 VARIANTS = ("baseline", "gate_headwise", "gate_elementwise")
 OFFICIAL_REPO = "QwQZh/gated_attention"
 OFFICIAL_PREFIX = "1B_"
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 EXPECTED = f"a variant ({', '.join(VARIANTS)}), a directory, or a Hub id org/name[@revision][:subfolder]"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -39,6 +43,7 @@ class ModelSource:
         revision: branch, tag or commit on the Hub; None is the repository's main branch.
         subfolder: the folder inside the Hub repository (a local one is part of `location`).
         is_local: whether `location` is a directory.
+        adapter: the PEFT adapter that is added to it, a source of the same kind.
     """
 
     name: str
@@ -46,6 +51,7 @@ class ModelSource:
     revision: str | None
     subfolder: str | None
     is_local: bool
+    adapter: ModelSource | None = None
 
     @property
     def is_bundled(self) -> bool:
@@ -54,7 +60,12 @@ class ModelSource:
 
     @property
     def label(self) -> str:
-        """A short name for figures and tables: the variant, the directory's name, the Hub id without its owner."""
+        """A short name for figures and tables: the variant, the directory's name, the Hub id without its owner.
+
+        With an adapter `model+adapter`.
+        """
+        if self.adapter is not None:
+            return f"{replace(self, adapter=None).label}+{self.adapter.label}"
         if self.name in VARIANTS:
             return self.name
         if self.is_local:
@@ -66,6 +77,8 @@ class ModelSource:
     @property
     def checkpoint(self) -> str:
         """Which checkpoint it is, in words; a bundled one without the path of the package."""
+        if self.adapter is not None:
+            return f"{replace(self, adapter=None).checkpoint} with adapter {self.adapter.checkpoint}"
         if self.is_bundled:
             return f"bundled demo {Path(self.location).name}"
         if self.is_local:
@@ -78,6 +91,8 @@ class ModelSource:
     @property
     def without_path(self) -> str:
         """As `checkpoint`, a directory by its last part: for what is handed on, such as a figure."""
+        if self.adapter is not None:
+            return f"{replace(self, adapter=None).without_path} with adapter {self.adapter.without_path}"
         if self.is_local and not self.is_bundled:
             return f"directory {Path(self.location).resolve().name}"
         return self.checkpoint
@@ -127,7 +142,32 @@ def resolve(name: str, checkpoints: str = "demo") -> ModelSource:
     raise GattnVizError(f"unknown model {name!r}{_suggestion(base, VARIANTS)}; expected {EXPECTED}")
 
 
-def _split(name: str) -> tuple[str, str | None, str | None]:
+def resolve_adapter(name: str) -> ModelSource:
+    """Find the PEFT adapter that `name` stands for: `DIR`, `DIR:subfolder` or a Hub id. The Hub is not asked.
+
+    Raises:
+        GattnVizError: the name is none of these, or the directory is missing or holds no adapter_config.json.
+    """
+    expected = f"a directory with {ADAPTER_CONFIG}, or a Hub id org/name[@revision][:subfolder]"
+    if os.path.isdir(os.path.expanduser(name)):
+        base, revision, subfolder = name, None, None
+    else:
+        base, revision, subfolder = _split(name, "adapter", expected)
+    directory = Path(os.path.expanduser(base))
+    if base and os.path.isdir(directory) and revision is None:
+        directory /= subfolder or ""
+        if not (directory / ADAPTER_CONFIG).is_file():
+            raise GattnVizError(
+                f"adapter directory '{directory}' holds no {ADAPTER_CONFIG}; expected what PEFT's save_pretrained "
+                "wrote: pass that directory, or a whole model with --model"
+            )
+        return ModelSource(name, str(directory), None, None, is_local=True)
+    if _HUB_ID.fullmatch(base):
+        return ModelSource(name, base, revision, subfolder, is_local=False)
+    raise GattnVizError(f"there is no adapter {name!r}; expected {expected}: check the path")
+
+
+def _split(name: str, kind: str = "model", expected: str = EXPECTED) -> tuple[str, str | None, str | None]:
     """`base`, `@revision` and `:subfolder`, the last two in either order. Neither may be empty or come twice."""
     base, *rest = re.split(r"([@:])", name)
     parts: dict[str, str] = {}
@@ -136,7 +176,7 @@ def _split(name: str) -> tuple[str, str | None, str | None]:
         if mark in parts or not value.strip("/"):
             fault = "two" if mark in parts else "an empty"
             raise GattnVizError(
-                f"model {name!r} has {fault} {what}{'s' if mark in parts else ''}; expected {EXPECTED}"
+                f"{kind} {name!r} has {fault} {what}{'s' if mark in parts else ''}; expected {expected}"
             )
         parts[mark] = value
     subfolder = parts.get(":")
@@ -168,6 +208,11 @@ def _local(name: str, directory: Path) -> ModelSource:
     if not os.path.isdir(directory):
         raise GattnVizError(
             f"model directory '{directory}' does not exist; expected a directory with config.json: check the path"
+        )
+    if (directory / ADAPTER_CONFIG).is_file():
+        raise GattnVizError(
+            f"model directory '{directory}' holds a PEFT adapter and no model; expected config.json, weights and "
+            "tokenizer: pass the adapter's base model with --model, and this with --adapter"
         )
     found = [name for name in _folders(directory) if os.path.isfile(directory / name / "config.json")]
     todo = (

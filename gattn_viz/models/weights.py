@@ -9,7 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from gattn_viz.models.names import ModelSource
+from gattn_viz.models.names import ADAPTER_CONFIG, ModelSource
 
 # What transformers looks for, in its order. An index names the files that the weights are spread over.
 NAMES = (
@@ -18,6 +18,9 @@ NAMES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+
+# What PEFT looks for, in its order.
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def weights_sha256(source: ModelSource, commit: str | None = None) -> str | None:
@@ -42,6 +45,19 @@ def weights_sha256(source: ModelSource, commit: str | None = None) -> str | None
         lines = "".join(f"{_sha256(file)}  {part}\n" for part, file in files if file is not None)
         return hashlib.sha256(lines.encode()).hexdigest()
     return None
+
+
+def adapter_sha256(adapter: ModelSource, commit: str | None = None) -> str | None:
+    """The sha256 of the lines that `sha256sum` prints for an adapter's config, which has its scale, and weights.
+
+    Returns:
+        64 hex digits; None if either is not there.
+    """
+    found = [(name, _file(adapter, name, commit)) for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS)]
+    files = [(name, path) for name, path in found if path is not None][:2]
+    if len(files) < 2:
+        return None
+    return hashlib.sha256("".join(f"{_sha256(path)}  {name}\n" for name, path in files).encode()).hexdigest()
 
 
 def _file(source: ModelSource, name: str, commit: str | None) -> Path | None:

@@ -16,7 +16,7 @@ from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.attention import WITH_TENSOR_MASK
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import LoadedModel, load
-from gattn_viz.models.names import ModelSource, resolve
+from gattn_viz.models.names import ModelSource, resolve, resolve_adapter
 from gattn_viz.prompts import EncodedPrompt, Prompt, default_prompts, encode, prompts_from_text
 
 log = logging.getLogger("gattn_viz")
@@ -41,6 +41,7 @@ class Run:
     Attributes:
         checkpoints: where a variant is looked up: `demo`, `official` or a directory.
         revision: branch, tag or commit of the Hub ids that name none themselves.
+        adapter: a PEFT adapter, a directory or a Hub id, that is merged into the one model.
         dtype: `auto` (float32 on a CPU, the checkpoint's own on a GPU), `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
         device_map: as in transformers, to spread a model over devices.
@@ -53,6 +54,7 @@ class Run:
 
     checkpoints: str = "demo"
     revision: str | None = None
+    adapter: str | None = None
     dtype: str = "auto"
     device: str = "auto"
     device_map: str | None = None
@@ -174,6 +176,13 @@ def find_models(models: Sequence[str], run: Run) -> dict[str, ModelSource]:
     if len(set(models)) < len(models):
         raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
     sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]
+    if run.adapter is not None:
+        if len(sources) > 1:
+            raise GattnVizError(
+                f"the adapter {run.adapter!r} was given with {len(sources)} models, {', '.join(models)}; expected "
+                "the one that it was trained on: name it alone with --model"
+            )
+        sources = [replace(sources[0], adapter=resolve_adapter(run.adapter))]
     labels = [source.label for source in sources]
     found = {}
     for number, (source, label) in enumerate(zip(sources, labels, strict=True), start=1):

@@ -200,6 +200,9 @@ def changes(old: Recipe, new: Recipe) -> list[Place]:
         for what in ("weights_sha256", "tokens_sha256", "dtype", "device", "attention"):
             where = f"{what.replace('_', ' ')} of {before.label}"
             found.append((where, getattr(before, what), getattr(now, what)))
+        if before.adapter is not None and now.adapter is not None:
+            where = f"weights sha256 of the adapter {before.adapter.label}"
+            found.append((where, before.adapter.weights_sha256, now.adapter.weights_sha256))
     found.append(("sha256 of the prompts", old.prompts.sha256, new.prompts.sha256))
     return [(name, before, now) for name, before, now in found if before != now]
 

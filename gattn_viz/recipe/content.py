@@ -25,6 +25,25 @@ KEY = "gattn_viz_recipe"
 
 
 @dataclass(frozen=True)
+class AdapterUsed:
+    """A PEFT adapter that was added to a model: the attributes are those of `ModelUsed`.
+
+    Attributes:
+        weights_sha256: of the lines that `sha256sum` prints for adapter_config.json, which has the scale, and for
+            the file of weights.
+    """
+
+    label: str
+    kind: Literal["directory", "hub"]
+    name: str
+    revision: str | None
+    commit: str | None
+    subfolder: str | None
+    weights_sha256: str | None
+    path: str | None = None
+
+
+@dataclass(frozen=True)
 class ModelUsed:
     """A model, on the prompts of its recipe.
 
@@ -40,6 +59,7 @@ class ModelUsed:
         tokens, shortest, longest: of all prompts together; T of the shortest and of the longest.
         tokens_sha256: of the JSON of the prompts' token ids, without spaces.
         path: of the directory, if asked for.
+        adapter: that was added to it.
     """
 
     label: str
@@ -57,6 +77,12 @@ class ModelUsed:
     longest: int
     tokens_sha256: str
     path: str | None = None
+    adapter: AdapterUsed | None = None
+
+    @property
+    def label_alone(self) -> str:
+        """Without the adapter's."""
+        return self.label if self.adapter is None else self.label.removesuffix(f"+{self.adapter.label}")
 
 
 @dataclass(frozen=True)
@@ -183,7 +209,7 @@ class Recipe:
         try:
             entries.pop("command_line", None)
             entries["given"] = tuple(entries["given"])
-            entries["models"] = tuple(ModelUsed(**model) for model in entries["models"])
+            entries["models"] = tuple(_model_used(model) for model in entries["models"])
             entries["prompts"] = PromptsUsed(**_with_tuples(entries["prompts"], "ids"))
             numbers = [MapSummary(**_with_tuples(one, "grid")) for one in entries["file"].pop("numbers")]
             entries["file"] = FileMade(**_with_tuples(entries["file"], "models"), numbers=tuple(numbers))
@@ -199,6 +225,11 @@ def _damaged(where: str, error: Exception) -> GattnVizError:
         f"the recipe of {where} is damaged ({type(error).__name__}: {error}); expected the JSON that gattn-viz "
         "wrote: take the file as it was written"
     )
+
+
+def _model_used(entries: dict[str, Any]) -> ModelUsed:
+    adapter = entries.get("adapter")
+    return ModelUsed(**{**entries, "adapter": None if adapter is None else AdapterUsed(**adapter)})
 
 
 def _with_tuples(entries: dict[str, Any], name: str) -> dict[str, Any]:

@@ -108,8 +108,23 @@ def hub_cache(root: Path, repo: str) -> Path:
     return snapshot
 
 
+# What the Hub answers for repositories that it does not give.
+REFUSED: dict[str, tuple[int, dict[str, str]]] = {
+    "org/refused": (403, {}),
+    "org/gated": (403, {"X-Error-Code": "GatedRepo"}),
+    "org/private": (404, {"X-Error-Code": "RepoNotFound"}),
+    "org/bad-token": (401, {"X-Error-Message": "Invalid credentials in Authorization header"}),
+    "org/disabled": (403, {"X-Error-Message": "Access to this resource is disabled."}),
+    "org/busy": (429, {}),
+    "org/ill": (503, {}),
+}
+
+
 class FakeHub:
-    """Serves the repositories under `root` (`root/org/name/...`) as the Hub does; a few it refuses."""
+    """Serves the repositories under `root` (`root/org/name/...`) as the Hub does; a few it refuses.
+
+    The weights of `org/cut` break off half-way, each time.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -120,10 +135,8 @@ class FakeHub:
         parts = path.partition("?")[0].strip("/").split("/")
         api = parts[:2] == ["api", "models"]
         repo, rest = ("/".join(parts[2:4]), parts[4:]) if api else ("/".join(parts[:2]), parts[2:])
-        if repo == "org/refused":
-            return 403, {}, b""
-        if repo == "org/gated":
-            return 403, {"X-Error-Code": "GatedRepo"}, b""
+        if repo in REFUSED:
+            return *REFUSED[repo], b""
         if not (self.root / repo).is_dir():
             return 401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, b""
         if len(rest) > 1 and rest[1] not in ("main", COMMIT):
@@ -154,7 +167,8 @@ class FakeHub:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 if self.command == "GET":
-                    self.wfile.write(body)
+                    cut = "org/cut" in self.path and "safetensors" in self.path
+                    self.wfile.write(body[: len(body) // 2] if cut else body)
 
             do_HEAD = do_GET
 

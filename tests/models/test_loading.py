@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import re
+import socket
 import subprocess
 import sys
 import warnings
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants as hub_constants
 from huggingface_hub import utils as hub_utils
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -28,6 +32,7 @@ from gattn_viz.models.names import resolve
 from tests.models.checkpoints import (
     COMMIT,
     GATES,
+    REFUSED,
     SIZES,
     FakeHub,
     edit_config,
@@ -474,7 +479,12 @@ def test_out_of_memory(headwise: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # The libraries read the environment once, when they are imported: so each of these is a process of its own.
 LOAD_ALL = """
-import json, sys
+import json, sys, time
+waited, sleep = [], time.sleep
+def nap(seconds):
+    waited.append(seconds)
+    sleep(min(seconds, .01))
+time.sleep = nap  # the Hub's library waits before it tries again
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import load
 from gattn_viz.models.names import resolve
@@ -485,14 +495,17 @@ for name, checkpoints in json.loads(sys.argv[1]):
         results[name] = [loaded.variant, type(loaded.model).__name__, loaded.model.lm_head.weight.sum().item()]
     except GattnVizError as error:
         results[name] = str(error)
-print(json.dumps(results))
+print(json.dumps(results | {"waited": waited}))
 """
 
 
-def load_in_a_process(names: list[tuple[str, str]], **environment: str) -> tuple[dict[str, Any], str]:
+def load_in_a_process(
+    names: list[tuple[str, str]], before: str = "", **environment: str
+) -> tuple[dict[str, Any], str]:
+    """What each becomes, and stderr; `before` is run first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     done = subprocess.run(
-        [sys.executable, "-c", LOAD_ALL, json.dumps(names)],
+        [sys.executable, "-c", before + LOAD_ALL, json.dumps(names)],
         env=kept | environment,
         capture_output=True,
         text=True,
@@ -562,20 +575,12 @@ def test_from_a_hub(tmp_path: Path) -> None:
         ("org/llama:sub", "demo"),
         ("org/gated", "demo"),
         ("org/unknown", "demo"),
-        ("org/down", "demo"),
-        ("org/refused", "demo"),
     ]
     with hub.running():
         found, stderr = load_in_a_process(
             names, HF_HOME=str(tmp_path / "home"), HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret"
         )
-    refused = found.pop("org/refused")
-    assert refused.startswith(
-        "model 'org/refused': config.json of Hub org/refused, revision main is not in the cache and the Hub did "
-        "not give it (HfHubHTTPError: "
-    )
-    assert "403" in refused
-    assert refused.endswith("): check the access that HF_TOKEN gives, or try again later")
+    assert found.pop("waited") == []
     assert found == {
         "gate_elementwise": [
             "gate_elementwise",
@@ -606,16 +611,116 @@ def test_from_a_hub(tmp_path: Path) -> None:
             "directory here; expected a public repository, or access to a private one: check the name, or set "
             "HF_TOKEN"
         ),
-        "org/down": (
-            f"model 'org/down': config.json of Hub org/down, revision main is not in the cache and {hub.url} "
-            "cannot be reached; expected a network or a filled cache: run hf download org/down where there is a "
-            "network and set HF_HOME to that cache, or pass a local directory"
-        ),
     }
     assert "Bearer hf_secret" in hub.tokens
     assert "hf_secret" not in stderr + json.dumps(found)
     assert (tmp_path / "home" / "hub" / "models--org--llama").is_dir()
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_the_hub_refuses(tmp_path: Path) -> None:
+    hub = FakeHub(tmp_path / "hub")
+    save(AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES)), hub.root / "org/cut")
+    names = [*REFUSED, "org/cut", "org/down"]
+    with hub.running():
+        found, stderr = load_in_a_process(
+            [(name, "demo") for name in names], HF_HOME=str(tmp_path / "home"), HF_ENDPOINT=hub.url
+        )
+    assert stderr == ""
+
+    def refused(name: str, why: str) -> str:
+        return (
+            f"model 'org/{name}': config.json of Hub org/{name}, revision main is not in the cache and the Hub "
+            f"did not give it ({why}): check the access that HF_TOKEN gives, or try again later"
+        )
+
+    def broken(name: str, what: str, why: str) -> str:
+        return (
+            f"model 'org/{name}': {what} of Hub org/{name}, revision main did not come whole: the connection to "
+            f"{hub.url} broke off (RemoteProtocolError: {why}); expected every file to its end: run it again, or "
+            f"run hf download org/{name} first"
+        )
+
+    assert found.pop("waited"), "what is down or busy is asked again, as the Hub's library does"
+    cut = found.pop("org/cut")
+    assert re.sub(r"\d+ bytes, expected \d+", "N", cut) == broken(
+        "cut", "the weights", "peer closed connection without sending complete message body (received N)"
+    )
+    assert found == {
+        "org/gated": (
+            "model 'org/gated': the Hub repository org/gated is gated and this account may not read it; expected "
+            "one with access: ask for it on the repository's page, then set HF_TOKEN or run hf auth login"
+        ),
+        "org/private": (
+            "model 'org/private': there is no Hub repository org/private that this account can see, and no such "
+            "directory here; expected a public repository, or access to a private one: check the name, or set "
+            "HF_TOKEN"
+        ),
+        "org/refused": refused("refused", "403 Forbidden"),
+        "org/bad-token": refused("bad-token", "401 Unauthorized: Invalid credentials in Authorization header"),
+        "org/disabled": refused("disabled", "403 Forbidden: Access to this resource is disabled."),
+        "org/busy": refused("busy", "429 Too Many Requests"),
+        "org/ill": refused("ill", "503 Service Unavailable"),
+        "org/down": broken("down", "config.json", "Server disconnected without sending a response."),
+    }
+
+
+def test_a_cache_that_takes_nothing(tmp_path: Path) -> None:
+    """Each repository is called like the error that the disk has for its files."""
+    hub = FakeHub(tmp_path / "hub")
+    llama = AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES))
+    reasons = {"ENOSPC": "OSError", "EROFS": "OSError", "EACCES": "PermissionError"}
+    for reason in reasons:
+        save(llama, hub.root / "org" / reason)
+    full = (
+        "import errno, os\nfrom huggingface_hub import file_download\n"
+        "def full(url, *_, **__):\n"
+        "    number = getattr(errno, url.split('/')[4])\n"
+        "    raise OSError(number, os.strerror(number))\n"
+        "file_download.http_get = full\n"
+    )
+    home = tmp_path / "home"
+    names = [(f"org/{reason}", "demo") for reason in reasons]
+    with hub.running():
+        found, stderr = load_in_a_process(names, full, HF_HOME=str(home), HF_ENDPOINT=hub.url)
+    for reason, kind in reasons.items():
+        number = getattr(errno, reason)
+        assert found[f"org/{reason}"] == (
+            f"model 'org/{reason}': config.json of Hub org/{reason}, revision main cannot be written to the cache "
+            f"{home}/hub ({kind}: [Errno {number}] {os.strerror(number)}); expected a directory with room for the "
+            "whole checkpoint: make room, or set HF_HOME to another"
+        )
+    assert stderr == ""
+
+
+def test_a_hub_out_of_reach(tmp_path: Path) -> None:
+    """It is asked once a process, and the cache is used without waiting."""
+    llama = AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES))
+    save(llama, hub_cache(tmp_path / "home" / "hub", "org/llama"))
+    save(gated_model(), hub_cache(tmp_path / "home" / "hub", "org/ours"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"  # where nobody is, once it is closed
+    names = ["org/llama", "org/ours", "org/unknown"]
+    found, stderr = load_in_a_process(
+        [(name, "demo") for name in names], HF_HOME=str(tmp_path / "home"), HF_ENDPOINT=url
+    )
+    assert found["org/llama"][1:] == ["LlamaForCausalLM", pytest.approx(llama.lm_head.weight.sum().item())]
+    assert found["org/ours"][:2] == ["gate_headwise", "GatedQwen3ForCausalLM"]
+    assert found["org/unknown"] == (
+        f"model 'org/unknown': config.json of Hub org/unknown, revision main is not in the cache and {url} cannot "
+        "be reached; expected a network or a filled cache: run hf download org/unknown where there is a network "
+        "and set HF_HOME to that cache, or pass a local directory"
+    )
+    assert stderr == f"{url} cannot be reached: only what is in the cache is there\n"
+    assert found["waited"] == [1, 0]
+
+
+def test_an_endpoint_that_is_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_constants, "ENDPOINT", "mirror.example")
+    assert error_of("org/x") == (
+        "HF_ENDPOINT is 'mirror.example'; expected a URL, such as https://huggingface.co: correct or unset it"
+    )
 
 
 def test_the_model_still_belongs_to_auto_classes(headwise: Path) -> None:
