@@ -127,7 +127,7 @@ class Recorder:
 
 
 def _adapter_used(adapter: ModelSource, paths: bool) -> AdapterUsed:
-    from gattn_viz.models.adapter import adapter_commit
+    from gattn_viz.models.peft_adapter import adapter_commit
     from gattn_viz.models.weights import adapter_sha256
     from gattn_viz.recipe.content import AdapterUsed
 

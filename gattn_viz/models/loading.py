@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.adapter import add_adapter, check_no_adapter
 from gattn_viz.models.checkpoint_config import read_config
 from gattn_viz.models.configuration import GatedQwen3Config
 from gattn_viz.models.libraries import REMEDIES, explained, listed, no_conversion, quiet, where
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
+from gattn_viz.models.peft_adapter import add_adapter, check_no_adapter
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.adapter import adapter_commit
 from gattn_viz.models.loading import load
 from gattn_viz.models.names import ModelSource, resolve, resolve_adapter
+from gattn_viz.models.peft_adapter import adapter_commit
 from gattn_viz.models.weights import adapter_sha256
 from gattn_viz.pipeline import attention_maps, sink_stats
 from gattn_viz.pipeline.run import Run
