@@ -188,7 +188,8 @@ def _model_in_words(model: ModelUsed) -> str:
         place = f"Hub {model.name}, revision {model.commit or model.revision or 'main'}"
         place += f", subfolder {model.subfolder}" if model.subfolder else ""
     else:
-        place = f"bundled {model.name}" if model.kind == "bundled" else f"directory {model.path or model.name}"
+        kind = "GGUF file" if model.kind == "file" else "directory"
+        place = f"bundled {model.name}" if model.kind == "bundled" else f"{kind} {model.path or model.name}"
     lengths = f"T = {model.shortest}" + (f" to {model.longest}" if model.longest > model.shortest else "")
     return (
         f"{place}, {model.dtype} on {model.device}, attention {model.attention}\n"

@@ -22,6 +22,8 @@ REMEDIES = {
     "config.json": "expected a model's sizes in JSON: correct it, or copy the checkpoint again",
     "the tokenizer": "expected tokenizer.json and tokenizer_config.json: put the model's own beside config.json",
     "the weights": "expected a whole model.safetensors or pytorch_model.bin: copy or download it again",
+    "the GGUF file": "expected one whole file of an architecture that transformers reads: take the model's own "
+    "checkpoint in its place",
 }
 
 
