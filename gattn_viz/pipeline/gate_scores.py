@@ -39,6 +39,7 @@ class GateMaps:
         scores: (layers, T, heads), float32. The axis of heads has length 1 for a mean.
         dtype, device: of the run.
         attention_path: how attention was computed, see `LayerCapture.path`.
+        chat: whether the prompt is a user turn of the tokenizer's chat template.
     """
 
     model: str
@@ -55,6 +56,7 @@ class GateMaps:
     dtype: str
     device: str
     attention_path: str
+    chat: bool = False
 
 
 def gate_maps(
@@ -117,6 +119,7 @@ def gate_maps(
                     dtype=str(loaded.dtype).removeprefix("torch."),
                     device=loaded.device.type,
                     attention_path=" and ".join(sorted(set().union(*(captured[layer].paths for layer in chosen)))),
+                    chat=prompt.chat,
                 )
             )
             if progress is not None:

@@ -46,6 +46,7 @@ class AttentionMaps:
         attention_path: how attention was computed, see `LayerCapture.paths`.
         weight: what the cells hold, see `gattn_viz.metrics.weights`; `quantity` says it in words.
         gate: `headwise`, `elementwise` or None, of the model.
+        chat: whether the prompt is a user turn of the tokenizer's chat template.
     """
 
     model: str
@@ -63,6 +64,7 @@ class AttentionMaps:
     attention_path: str
     weight: Weight = "probability"
     gate: str | None = None
+    chat: bool = False
 
     @property
     def quantity(self) -> Quantity:
@@ -149,6 +151,7 @@ def attention_maps(
                     attention_path=" and ".join(sorted(paths)),
                     weight=weight,
                     gate=gate_of(loaded.config),
+                    chat=prompt.chat,
                 )
             )
         del loaded, model  # before the next one is loaded

@@ -68,6 +68,7 @@ class ModelRun:
         gated: whether its attention output has a gate.
         prompts: the prompts' ids.
         lengths: T of each.
+        chat: whether they are user turns of the tokenizer's chat template.
     """
 
     model: str
@@ -79,6 +80,7 @@ class ModelRun:
     gated: bool
     prompts: tuple[str, ...]
     lengths: tuple[int, ...]
+    chat: bool = False
 
 
 @dataclass
@@ -226,6 +228,7 @@ def _model_run(label: str, loaded: LoadedModel, encoded: Sequence[EncodedPrompt]
         gated=bool(gated_attention(loaded.model)),
         prompts=tuple(prompt.prompt.id for prompt in encoded),
         lengths=tuple(len(prompt.ids) for prompt in encoded),
+        chat=encoded[0].chat,
     )
 
 

@@ -30,6 +30,7 @@ from gattn_viz.metrics.over_prompts import (
 )
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
+from gattn_viz.pipeline.other_sinks import other_sink
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, log
 from gattn_viz.prompts import EncodedPrompt, Prompt
 
@@ -68,7 +69,8 @@ def sink_stats(
 
     Returns:
         a column for each measure, and with `ci` also `<measure>_ci_low` and `<measure>_ci_high` for those that are
-        means. `attrs["attention_path"]` says how each model's attention was computed: `fused`, `blocks` or both.
+        means. `attrs["attention_path"]` says how each model's attention was computed: `fused`, `blocks` or both,
+        `attrs["chat"]` whether the prompts were in the chat template.
 
     Raises:
         GattnVizError: a model or prompt that cannot be used, a prompt too short to have a value, options that do
@@ -143,6 +145,7 @@ def measure(
     else:
         table = tables.summarise(sums, wanted.by)
     table.attrs["attention_path"] = {result.sums.model: result.paths for result in results}
+    table.attrs["chat"] = run.chat
     return table, sums
 
 
@@ -209,6 +212,9 @@ def _measure_model(
     stream(loaded.model, ids, request, on_layer, on_prompt, batch_size=run.batch_size, chunk=run.chunk)
     assert total is not None
     log.info("%s attention: %s", label, " and ".join(IN_WORDS[path] for path in sorted(paths)))
+    sink = other_sink(total, encoded, loaded.tokenizer)
+    if sink is not None:
+        log.info("%s: %s", label, sink.in_words())
     return _Measured(total, [by_prompt[prompt] for prompt in sorted(by_prompt)], sorted(paths))
 
 
