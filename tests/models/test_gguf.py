@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,22 +55,35 @@ def test_a_file_gives_the_model_it_was_made_of(llama: LlamaForCausalLM, cache: P
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def q8_0(block: np.ndarray) -> np.ndarray:
+    """32 whole numbers, and a scale in half precision."""
+    scale = np.abs(block).max() / 127
+    return np.float32(np.float16(scale)) * np.trunc(block / scale + np.copysign(0.5, block))
+
+
+def q4_1(block: np.ndarray) -> np.ndarray:
+    """32 numbers from 0 to 15, and a scale and the smallest value in half precision."""
+    low, scale = block.min(), (block.max() - block.min()) / 15
+    return np.float32(np.float16(scale)) * np.trunc((block - low) / scale + 0.5) + np.float32(np.float16(low))
+
+
+@pytest.mark.parametrize(("kind", "in_blocks"), [("Q8_0", q8_0), ("Q4_1", q4_1)])
 def test_blocks_are_dequantised_and_that_is_said(
-    llama: LlamaForCausalLM, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str,
+    in_blocks: Callable[[np.ndarray], np.ndarray],
+    llama: LlamaForCausalLM,
+    cache: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = files.write_gguf(tmp_path / "tiny.gguf", llama, tiny_tokenizer(), "Q8_0")
+    path = files.write_gguf(tmp_path / "tiny.gguf", llama, tiny_tokenizer(), kind)
     weights = load(resolve(str(path))).model.state_dict()
-    assert "tiny: weights dequantised to float32 from Q8_0, F32" in caplog.messages
-    original = llama.state_dict()["model.layers.1.mlp.down_proj.weight"].numpy()
-    expected = np.empty_like(original)
-    for row in range(original.shape[0]):
-        for start in range(0, original.shape[1], 32):  # a block: 32 whole numbers, and a scale in half precision
-            block = original[row, start : start + 32]
-            scale = np.abs(block).max() / 127
-            numbers = np.trunc(block / scale + np.copysign(0.5, block))
-            expected[row, start : start + 32] = np.float32(np.float16(scale)) * numbers
-    np.testing.assert_allclose(weights["model.layers.1.mlp.down_proj.weight"].numpy(), expected, rtol=0, atol=1e-7)
-    assert np.abs(expected - original).max() > 1e-4  # else nothing was quantised
+    assert f"tiny: weights dequantised to float32 from {kind}, F32" in caplog.messages
+    name = "model.layers.1.mlp.down_proj.weight"
+    original = llama.state_dict()[name].numpy()
+    expected = np.array([[in_blocks(block) for block in row.reshape(-1, 32)] for row in original])
+    np.testing.assert_allclose(weights[name].numpy(), expected.reshape(original.shape), rtol=0, atol=1e-6)
+    assert np.abs(expected.reshape(original.shape) - original).max() > 1e-4  # else nothing was quantised
 
 
 def test_the_second_time_nothing_is_converted(
