@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from gattn_viz.chat import user_turn
 from gattn_viz.errors import GattnVizError, first_line
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -52,12 +53,14 @@ class EncodedPrompt:
         ids: its tokens; at least one.
         is_cut: whether `max_tokens` cut something from its end.
         bos_added: whether `ids` starts with a BOS that is not in the text itself.
+        chat: whether `ids` is the text as a user turn of the tokenizer's chat template.
     """
 
     prompt: Prompt
     ids: list[int]
     is_cut: bool
     bos_added: bool
+    chat: bool = False
 
 
 def read_prompts(path: str | Path, *, whole_file: bool = False) -> list[Prompt]:
@@ -143,6 +146,7 @@ def encode(
     bos: Literal["auto", "always", "never"] = "auto",
     max_tokens: int | None = None,
     max_positions: int | None = None,
+    chat: bool = False,
 ) -> EncodedPrompt:
     """Turn a prompt into token ids.
 
@@ -152,10 +156,12 @@ def encode(
             special tokens. A BOS written in the text itself stays.
         max_tokens: cut what comes after so many tokens; the BOS counts as one and stays.
         max_positions: how many tokens the model can take, None when it has no limit.
+        chat: take the text as a user turn of the tokenizer's chat template. Then `auto` and `never` put nothing in
+            front of what the template writes, and `always` a BOS only if the template does not begin with one.
 
     Raises:
-        GattnVizError: the tokenizer has no BOS to put in front, the prompt has no tokens, or it has more than
-            `max_positions`.
+        GattnVizError: the tokenizer has no BOS to put in front or no chat template, the prompt has no tokens, or
+            it has more than `max_positions`.
     """
     if bos not in BOS_POLICIES:
         raise GattnVizError(f"unknown bos policy {bos!r}; expected {', '.join(BOS_POLICIES)}: pass one of them")
@@ -164,7 +170,8 @@ def encode(
     bos_id: int | None = tokenizer.bos_token_id
     positions = None if max_positions is None else max_positions + 1  # one too many shows that it is too long
     enough = positions if max_tokens is None else max_tokens
-    ids, complete = _first_tokens(prompt.text, tokenizer, bos != "never", enough)
+    text = user_turn(prompt.text, tokenizer) if chat else prompt.text
+    ids, complete = _first_tokens(text, tokenizer, bos != "never" and not chat, enough)
     if bos == "always":
         if bos_id is None:
             raise GattnVizError(
@@ -188,7 +195,7 @@ def encode(
             f"prompt {prompt.id!r} has {count} tokens, but the model has {max_positions} positions; expected "
             f"at most that: shorten it, or cut it with --max-tokens {max_positions}"
         )
-    return EncodedPrompt(prompt, ids, is_cut, bos_added)
+    return EncodedPrompt(prompt, ids, is_cut, bos_added, chat)
 
 
 def _first_tokens(text: str, tokenizer: Any, special: bool, enough: int | None) -> tuple[list[int], bool]:

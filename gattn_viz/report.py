@@ -197,7 +197,8 @@ def _place(used: ModelUsed | AdapterUsed) -> str:
     if used.kind == "hub":
         subfolder = f", subfolder {used.subfolder}" if used.subfolder else ""
         return f"Hub {used.name}, revision {used.commit or used.revision or 'main'}{subfolder}"
-    return f"bundled {used.name}" if used.kind == "bundled" else f"directory {used.path or used.name}"
+    kind = "GGUF file" if used.kind == "file" else "directory"
+    return f"bundled {used.name}" if used.kind == "bundled" else f"{kind} {used.path or used.name}"
 
 
 def _model_in_words(model: ModelUsed) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -18,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.gguf import cache_directory
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 
 GATES = {
@@ -78,6 +81,25 @@ def tiny_config(variant: str, **changes: object) -> GatedQwen3Config:
 def tiny_model(variant: str, seed: int = 0, **changes: object) -> GatedQwen3ForCausalLM:
     torch.manual_seed(seed)
     return GatedQwen3ForCausalLM(tiny_config(variant, **changes)).eval()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file: that of GATTN_VIZ_SMOLLM2, or fetched into the cache."""
+    given = os.environ.get("GATTN_VIZ_SMOLLM2")
+    if given:
+        return Path(given).resolve()
+    script = Path(__file__).parents[1] / "scripts" / "fetch_smollm2.py"
+    done = subprocess.run(
+        [sys.executable, script, cache_directory()], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def converted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for the tests of real weights, which they share."""
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="session")

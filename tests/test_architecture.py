@@ -23,6 +23,7 @@ MAY_IMPORT = {
     },
     "__main__": {"cli"},
     "capture": {"metrics", "models"},
+    "chat": set(),
     "cli": {
         "drawing",
         "environment",
@@ -43,8 +44,8 @@ MAY_IMPORT = {
     "files": set(),
     "metrics": set(),
     "models": set(),
-    "pipeline": {"capture", "metrics", "models", "prompts", "tables", "tokens"},
-    "prompts": set(),
+    "pipeline": {"capture", "chat", "metrics", "models", "prompts", "tables", "tokens"},
+    "prompts": {"chat"},
     "recipe": {"figures", "files"},
     "report": {"recipe"},
     "tables": {"metrics"},
@@ -59,6 +60,7 @@ ONLY_IN = {
     "seaborn": {"figures"},
     "transformers": {"capture", "models"},
     "huggingface_hub": {"environment", "models"},
+    "gguf": {"models"},
 }
 
 

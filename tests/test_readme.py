@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,23 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands run, one after the other, beside what a person would have there."""
     directory = tmp_path_factory.mktemp("readme")
     (directory / "sample_prompts").symlink_to(ROOT / "sample_prompts")
+    (directory / "scripts").symlink_to(ROOT / "scripts")
     (directory / "my-checkpoints").symlink_to(ROOT / "gattn_viz" / "demo")
     return directory
+
+
+def case(command: str, shown: str) -> Any:
+    """One that needs the real weights is run with them only."""
+    marks = [pytest.mark.weights] if "smollm2" in command.lower() else []
+    return pytest.param(command, shown, marks=marks, id=command[:60])
+
+
+@pytest.fixture
+def smollm2_there(directory: Path, smollm2: Path, converted_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is where it would be fetched to."""
+    monkeypatch.setenv("GATTN_VIZ_CACHE", str(converted_once))
+    if not (directory / smollm2.name).exists():
+        (directory / smollm2.name).symlink_to(smollm2)
 
 
 def test_there_is_something_to_run() -> None:
@@ -59,8 +75,10 @@ def test_there_is_something_to_run() -> None:
     assert len(blocks("python")) >= 1
 
 
-@pytest.mark.parametrize(("command", "shown"), sessions(), ids=[command[:60] for command, _ in sessions()])
-def test_commands(directory: Path, command: str, shown: str) -> None:
+@pytest.mark.parametrize(("command", "shown"), [case(*session) for session in sessions()])
+def test_commands(directory: Path, command: str, shown: str, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("weights"):
+        request.getfixturevalue("smollm2_there")
     if command.startswith(BY_CI):
         assert command in (ROOT / ".ci" / "run").read_text().splitlines()
         command = " && ".join(step for step in command.split(" && ") if not step.startswith(BY_CI))

@@ -57,6 +57,7 @@ def compare(
     whole_file: options.WholeFile = False,
     max_tokens: options.MaxTokens = None,
     bos: options.Bos = "auto",
+    chat: options.Chat = False,
     batch_size: options.BatchSize = 1,
     chunk: options.Chunk = None,
     first_row: Annotated[

@@ -46,6 +46,7 @@ def figures(
     whole_file: options.WholeFile = False,
     max_tokens: options.MaxTokens = None,
     bos: options.Bos = "auto",
+    chat: options.Chat = False,
     batch_size: options.BatchSize = 1,
     chunk: options.Chunk = None,
     only: Annotated[

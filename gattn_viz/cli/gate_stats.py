@@ -45,6 +45,7 @@ def gate_stats(
     max_tokens: options.MaxTokens = None,
     whole_file: options.WholeFile = False,
     bos: options.Bos = "auto",
+    chat: options.Chat = False,
     batch_size: options.BatchSize = 1,
     chunk: options.Chunk = None,
     measures: Annotated[

@@ -42,6 +42,7 @@ def heads(
     whole_file: options.WholeFile = False,
     max_tokens: options.MaxTokens = None,
     bos: options.Bos = "auto",
+    chat: options.Chat = False,
     batch_size: options.BatchSize = 1,
     chunk: options.Chunk = None,
     measures: Annotated[
@@ -71,7 +72,13 @@ def heads(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    given = {"--model": model, "--prompt": prompt, "--prompts": prompts, "--max-tokens": max_tokens}
+    given = {
+        "--model": model,
+        "--prompt": prompt,
+        "--prompts": prompts,
+        "--max-tokens": max_tokens,
+        "--chat": chat or None,
+    }
     for name, value in given.items():
         if table is not None and value is not None:
             raise typer.BadParameter(f"{name} is given with --table, which runs no model; expected one of the two")

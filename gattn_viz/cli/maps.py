@@ -50,6 +50,7 @@ def maps(
     whole_file: options.WholeFile = False,
     max_tokens: options.MaxTokens = None,
     bos: options.Bos = "auto",
+    chat: options.Chat = False,
     chunk: options.Chunk = None,
     layers: figure_output.Layers = None,
     heads: Annotated[

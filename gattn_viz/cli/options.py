@@ -25,7 +25,7 @@ Models = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A variant (baseline, gate_headwise, gate_elementwise), a directory, or a Hub id "
+        help="A variant (baseline, gate_headwise, gate_elementwise), a directory, a .gguf file, or a Hub id "
         "org/name, with @revision and :subfolder if need be. Repeatable. Default: the three variants.",
         rich_help_panel=MODELS,
         show_default=False,
@@ -114,6 +114,14 @@ MaxTokens = Annotated[
 Bos = Annotated[
     Literal["auto", "always", "never"],
     typer.Option(help="The BOS token in front of a prompt; auto: as the tokenizer does.", rich_help_panel=PROMPTS),
+]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Each prompt is a user turn in the tokenizer's chat template, which writes all that goes in front.",
+        rich_help_panel=PROMPTS,
+    ),
 ]
 BatchSize = Annotated[
     int,

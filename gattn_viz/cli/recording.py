@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -59,14 +60,14 @@ class Recorder:
         source = loaded.source
         commit = None if source.is_local else getattr(loaded.config, "_commit_hash", None)
         lengths = [len(prompt.ids) for prompt in encoded]
-        directory = Path(source.location).resolve() if source.is_local else None
+        path = os.path.abspath(source.location) if self._paths and source.is_local else None
         self._sources.append(source)
         self._prompts = [(prompt.prompt.id, prompt.prompt.text) for prompt in encoded]
         self._models.append(
             ModelUsed(
                 label=label,
-                kind="bundled" if source.is_bundled else "directory" if source.is_local else "hub",
-                name=directory.name if directory is not None else source.location,
+                kind=_kind(source),
+                name=source.last_part if source.is_local else source.location,
                 revision=source.revision,
                 commit=commit,
                 subfolder=source.subfolder,
@@ -78,7 +79,7 @@ class Recorder:
                 shortest=min(lengths),
                 longest=max(lengths),
                 tokens_sha256=tokens_sha256([prompt.ids for prompt in encoded]),
-                path=str(directory) if self._paths and directory is not None else None,
+                path=path,
                 adapter=None if source.adapter is None else _adapter_used(source.adapter, self._paths),
             )
         )
@@ -159,11 +160,16 @@ def _options(ctx: typer.Context) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _argument(source: ModelSource) -> str:
-    """What was written after --model, a directory without the folders above it and marked by `./`."""
+    """What was written after --model, a directory or file without the folders above it and marked by `./`."""
     if source.name in VARIANTS or not source.is_local:
         return source.name
-    name = Path(source.location).resolve().name
-    return name if source.is_bundled else f"./{name}"
+    return source.last_part if source.is_bundled else f"./{source.last_part}"
+
+
+def _kind(source: ModelSource) -> Literal["bundled", "directory", "file", "hub"]:
+    if not source.is_local:
+        return "hub"
+    return "bundled" if source.is_bundled else "file" if source.is_gguf else "directory"
 
 
 def _without_folders(options: dict[str, Any]) -> dict[str, Any]:

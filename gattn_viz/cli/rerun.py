@@ -30,7 +30,7 @@ class Given:
     """Where things are here that a recipe knows by name and hash only.
 
     Attributes:
-        models: directories by the recipe's labels.
+        models: directories and GGUF files by the recipe's labels.
         checkpoints: a directory with the variants.
         prompts: the prompts file.
         adapter: the directory of the model's adapter.
@@ -190,13 +190,13 @@ def _place(model: ModelUsed, old: Recipe, given: Given) -> str:
     if model.kind == "bundled":
         by_name = model.name in VARIANTS and old.options["checkpoints"] == "demo"
         return model.name if by_name else str(demo_directory() / model.name)
-    if model.path is not None and Path(model.path).is_dir():
+    if model.path is not None and Path(model.path).exists():
         return model.path
     if model.label_alone in VARIANTS and given.checkpoints not in (None, "demo", "official"):
         return model.label_alone
     raise GattnVizError(
-        f"the recipe's model {model.label} is a local directory, which it knows by name only; expected it again: "
-        f"pass --model {model.label}=PATH (weights of sha256 {_short(model.weights_sha256)})"
+        f"the recipe's model {model.label} is a local {model.kind}, which it knows by name only; expected it "
+        f"again: pass --model {model.label}=PATH (weights of sha256 {_short(model.weights_sha256)})"
     )
 
 

@@ -42,6 +42,7 @@ def sink_stats(
     max_tokens: options.MaxTokens = None,
     whole_file: options.WholeFile = False,
     bos: options.Bos = "auto",
+    chat: options.Chat = False,
     batch_size: options.BatchSize = 1,
     chunk: options.Chunk = None,
     measures: Annotated[

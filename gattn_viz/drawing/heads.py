@@ -152,6 +152,7 @@ def _data(table: pd.DataFrame) -> str:
         if column in table:
             counts = list(dict.fromkeys(table[column]))
             said += f", {' or '.join(f'{count:,}' for count in counts)} {one if counts == [1] else many}"
+            said += " in the chat template" if column == "n_prompts" and table.attrs.get("chat") else ""
     return said
 
 

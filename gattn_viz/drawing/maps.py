@@ -93,7 +93,7 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
         rows,
         title=f"{' or '.join(dict.fromkeys(maps.quantity.title for maps in sets))}, "
         f"{heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
-        footnote=f"Prompt {sets[0].prompt}. {checkpoints}. {_range_in_words(sets, scale)}{_formulas(sets)}"
+        footnote=f"{_prompt(sets[0])}. {checkpoints}. {_range_in_words(sets, scale)}{_formulas(sets)}"
         f"{_order_in_words(sets)}{_sinks_in_words(sets)}{_windows_in_words(sets)}",
         colorbar_label=_unit(sets),
         row_labels=[maps.model for maps in sets],
@@ -174,7 +174,11 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def footnote(maps: AttentionMaps | GateMaps) -> str:
-    return f"Prompt {maps.prompt}. {maps.checkpoint}, {maps.dtype} on {maps.device}."
+    return f"{_prompt(maps)}. {maps.checkpoint}, {maps.dtype} on {maps.device}."
+
+
+def _prompt(maps: AttentionMaps | GateMaps) -> str:
+    return f"Prompt {maps.prompt}" + (" in the chat template" if maps.chat else "")
 
 
 def _range_in_words(sets: Sequence[AttentionMaps], scale: ColorScale) -> str:
@@ -237,6 +241,7 @@ def draw_first_token(layers: pd.DataFrame, *, font: str | None = None) -> Figure
         curves.append(Curve(str(model), rows["layer"], rows["first_token_mass"], low, high))
     first = layers.iloc[0]
     prompts = "1 prompt" if first["n_prompts"] == 1 else f"{first['n_prompts']} prompts"
+    prompts += " in the chat template" if layers.attrs.get("chat") else ""
     tokens = " or ".join(f"{count:,}" for count in dict.fromkeys(layers["tokens"]))
     few = ", too narrow: the prompts are few" if first["n_prompts"] < 10 else ""
     band = f" Bands are {100 * first['ci']:g}% intervals over prompts{few}." if curves[0].low is not None else ""

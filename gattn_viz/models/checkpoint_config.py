@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.configuration import GATE_KEYS, GatedQwen3Config
+from gattn_viz.models.gguf import place
 from gattn_viz.models.libraries import explained, no_file, quiet, where
 from gattn_viz.models.names import ModelSource
 
@@ -33,8 +34,9 @@ def load_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
 
 def read_config(source: ModelSource, trust_remote_code: bool) -> tuple[Any, frozenset[str]]:
     """The configuration, and which of `SETTLED_BY_WEIGHTS` a config.json of the paper's leaves out."""
+    location = place(source)
     with quiet(), explained(source, "config.json"):
-        values, _ = PretrainedConfig.get_config_dict(source.location, **where(source))
+        values, _ = PretrainedConfig.get_config_dict(location, **where(source))
         if not isinstance(values, dict):
             raise ValueError(f"it holds a {type(values).__name__}, expected an object with model_type and sizes")
         if not values:  # also what transformers makes of a repository without the file
@@ -43,7 +45,7 @@ def read_config(source: ModelSource, trust_remote_code: bool) -> tuple[Any, froz
             unstated = frozenset(key for key in SETTLED_BY_WEIGHTS if values.get(key) is None)
             return _gated_config({key: values[key] for key in values.keys() - unstated}), unstated
         _check_model_type(source, values, trust_remote_code)
-        config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **where(source))
+        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code, **where(source))
         _check_causal(source, config)
         return config, frozenset()
 

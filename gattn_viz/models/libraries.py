@@ -31,6 +31,8 @@ REMEDIES = {
     "the weights": "expected a whole model.safetensors or pytorch_model.bin: copy or download it again",
     "the adapter": "expected what PEFT's save_pretrained wrote, for a model of these shapes: choose the one that "
     "it was trained on, or copy the adapter again",
+    "the GGUF file": "expected one whole file of an architecture that transformers reads: take the model's own "
+    "checkpoint in its place",
 }
 
 # Of a disk that is full, a quota, a file system or folder where nothing may be written.

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.checkpoint_config import read_config
 from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.gguf import place
 from gattn_viz.models.libraries import REMEDIES, explained, listed, no_conversion, quiet, where
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
@@ -114,7 +115,7 @@ def load_tokenizer(source: ModelSource, config: Any, *, trust_remote_code: bool 
     trusted = trust_remote_code and not isinstance(config, GatedQwen3Config)
     with quiet(), explained(source, "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
-            source.location, config=config, trust_remote_code=trusted, **where(source)
+            place(source), config=config, trust_remote_code=trusted, **where(source)
         )
     # without files, transformers makes some tokenizers that know nothing but their special tokens
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
@@ -168,7 +169,7 @@ def _load_weights(source: ModelSource, config: Any, options: dict[str, Any]) -> 
     found = where(source)
     with quiet(), no_conversion(), explained(source, "the weights"):
         return model_class.from_pretrained(
-            source.location,
+            place(source),
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the report has them, see _check_weights

@@ -5,6 +5,7 @@ A name is one of
 - a variant: `baseline`, `gate_headwise` or `gate_elementwise`, looked up in `checkpoints`: `demo` (bundled with
   the package), `official` (the paper's, on the Hub) or a directory that holds `1B_<variant>` or `<variant>`;
 - a local directory, `DIR` or `DIR:subfolder` (write `./baseline` for a directory that is called like a variant);
+- a local GGUF file, `FILE.gguf`;
 - a Hub repository, `org/name`, with `@revision` and `:subfolder` in either order: `org/name@rev:sub`.
 
 An adapter is written like one of the last two.
@@ -29,7 +30,9 @@ OFFICIAL_PREFIX = "1B_"
 
 ADAPTER_CONFIG = "adapter_config.json"
 
-EXPECTED = f"a variant ({', '.join(VARIANTS)}), a directory, or a Hub id org/name[@revision][:subfolder]"
+EXPECTED = (
+    f"a variant ({', '.join(VARIANTS)}), a directory, a .gguf file, or a Hub id org/name[@revision][:subfolder]"
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -39,10 +42,10 @@ class ModelSource:
 
     Attributes:
         name: what the person wrote.
-        location: a local directory, or a Hub id.
+        location: a local directory or GGUF file, or a Hub id.
         revision: branch, tag or commit on the Hub; None is the repository's main branch.
         subfolder: the folder inside the Hub repository (a local one is part of `location`).
-        is_local: whether `location` is a directory.
+        is_local: whether `location` is a directory or a file.
         adapter: the PEFT adapter that is added to it, a source of the same kind.
     """
 
@@ -59,8 +62,19 @@ class ModelSource:
         return self.is_local and Path(self.location).parent == demo_directory()
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether this is a GGUF file, see `models.gguf`."""
+        return self.is_local and _is_gguf(self.location)
+
+    @property
+    def last_part(self) -> str:
+        """Of a local path: the directory's or file's own name."""
+        path = Path(self.location)
+        return path.name if self.is_gguf else path.resolve().name  # a file of the Hub's cache links to its hash
+
+    @property
     def label(self) -> str:
-        """A short name for figures and tables: the variant, the directory's name, the Hub id without its owner.
+        """A short name for figures and tables: the variant, a path's last part, the Hub id without its owner.
 
         With an adapter `model+adapter`.
         """
@@ -68,8 +82,10 @@ class ModelSource:
             return f"{replace(self, adapter=None).label}+{self.adapter.label}"
         if self.name in VARIANTS:
             return self.name
+        if self.is_gguf:
+            return Path(self.location).stem
         if self.is_local:
-            return Path(self.location).resolve().name or self.location
+            return self.last_part or self.location
         revision = f"@{self.revision}" if self.revision else ""
         subfolder = f":{self.subfolder}" if self.subfolder else ""
         return self.location.partition("/")[2] + revision + subfolder
@@ -82,7 +98,7 @@ class ModelSource:
         if self.is_bundled:
             return f"bundled demo {Path(self.location).name}"
         if self.is_local:
-            return f"directory {self.location}"
+            return f"{self._kind} {self.location}"
         parts = [f"Hub {self.location}", f"revision {self.revision or 'main'}"]
         if self.subfolder:
             parts.append(f"subfolder {self.subfolder}")
@@ -90,17 +106,21 @@ class ModelSource:
 
     @property
     def without_path(self) -> str:
-        """As `checkpoint`, a directory by its last part: for what is handed on, such as a figure."""
+        """As `checkpoint`, a directory or file by its last part: for what is handed on, such as a figure."""
         if self.adapter is not None:
             return f"{replace(self, adapter=None).without_path} with adapter {self.adapter.without_path}"
         if self.is_local and not self.is_bundled:
-            return f"directory {Path(self.location).resolve().name}"
+            return f"{self._kind} {self.last_part}"
         return self.checkpoint
 
     @property
     def sentence(self) -> str:
         """What is said to the person: `gate_headwise -> bundled demo gate_headwise`."""
         return f"{self.name} -> {self.checkpoint}"
+
+    @property
+    def _kind(self) -> str:
+        return "GGUF file" if self.is_gguf else "directory"
 
 
 def demo_directory() -> Path:
@@ -112,12 +132,14 @@ def resolve(name: str, checkpoints: str = "demo") -> ModelSource:
     """Find the checkpoint that `name` stands for. A local one must exist; the Hub is not asked.
 
     Args:
-        name: a variant, a directory or a Hub id, see the module's docstring.
+        name: a variant, a directory, a GGUF file or a Hub id, see the module's docstring.
         checkpoints: where a variant is looked up: `demo`, `official` or a directory.
 
     Raises:
-        GattnVizError: the name is none of these, or the directory is missing or holds no config.json.
+        GattnVizError: the name is none of these, or the directory or file is missing or holds no config.json.
     """
+    if _is_gguf(name):
+        return _gguf(name)
     if name not in VARIANTS and os.path.isdir(os.path.expanduser(name)):
         return _local(name, Path(os.path.expanduser(name)))
     base, revision, subfolder = _split(name)
@@ -165,6 +187,18 @@ def resolve_adapter(name: str) -> ModelSource:
     if _HUB_ID.fullmatch(base):
         return ModelSource(name, base, revision, subfolder, is_local=False)
     raise GattnVizError(f"there is no adapter {name!r}; expected {expected}: check the path")
+
+
+def _is_gguf(name: str) -> bool:
+    """By the suffix; a directory may be called so too."""
+    return name.lower().endswith(".gguf") and not os.path.isdir(os.path.expanduser(name))
+
+
+def _gguf(name: str) -> ModelSource:
+    path = os.path.expanduser(name)
+    if not os.path.isfile(path):
+        raise GattnVizError(f"model file {name!r} does not exist; expected a GGUF file: check the path")
+    return ModelSource(name, path, None, None, is_local=True)
 
 
 def _split(name: str, kind: str = "model", expected: str = EXPECTED) -> tuple[str, str | None, str | None]:

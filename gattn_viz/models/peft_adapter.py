@@ -28,7 +28,7 @@ def check_no_adapter(source: ModelSource) -> None:
     Raises:
         GattnVizError: there is one.
     """
-    if find_adapter_config_file(source.location, **where(source)) is not None:
+    if not source.is_gguf and find_adapter_config_file(source.location, **where(source)) is not None:
         raise GattnVizError(
             f"model {source.name!r} has a PEFT adapter ({ADAPTER_CONFIG}) beside its config.json; expected one of "
             "the two in a folder: pass the base model with --model and the adapter with --adapter, or move the "

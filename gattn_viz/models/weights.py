@@ -26,7 +26,7 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 def weights_sha256(source: ModelSource, commit: str | None = None) -> str | None:
     """The sha256 of a checkpoint's file of weights; of several that of the lines `sha256sum` prints for them.
 
-    A file from the Hub is not read: the cache names it by its hash.
+    A file from the Hub is not read: the cache names it by its hash. Of a GGUF file it is that file's.
 
     Args:
         commit: of the Hub, which of the cached ones; None is that of the source's revision.
@@ -34,15 +34,17 @@ def weights_sha256(source: ModelSource, commit: str | None = None) -> str | None
     Returns:
         64 hex digits; None if there is none of the usual files.
     """
+    if source.is_gguf:
+        return file_sha256(Path(source.location))
     for name in NAMES:
         path = _file(source, name, commit)
         if path is None:
             continue
         if not name.endswith(".json"):
-            return _sha256(path)
+            return file_sha256(path)
         parts = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
         files = [(part, _file(source, part, commit)) for part in parts]
-        lines = "".join(f"{_sha256(file)}  {part}\n" for part, file in files if file is not None)
+        lines = "".join(f"{file_sha256(file)}  {part}\n" for part, file in files if file is not None)
         return hashlib.sha256(lines.encode()).hexdigest()
     return None
 
@@ -57,7 +59,7 @@ def adapter_sha256(adapter: ModelSource, commit: str | None = None) -> str | Non
     files = [(name, path) for name, path in found if path is not None][:2]
     if len(files) < 2:
         return None
-    return hashlib.sha256("".join(f"{_sha256(path)}  {name}\n" for name, path in files).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{file_sha256(path)}  {name}\n" for name, path in files).encode()).hexdigest()
 
 
 def _file(source: ModelSource, name: str, commit: str | None) -> Path | None:
@@ -70,7 +72,8 @@ def _file(source: ModelSource, name: str, commit: str | None) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Of one file, as `sha256sum` prints it."""
     real = path.resolve()
     if real.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", real.name):
         return real.name

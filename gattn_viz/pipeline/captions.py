@@ -71,9 +71,15 @@ def _prompts(runs: Sequence[ModelRun]) -> str:
     names = ", ".join(ids[:MOST_IDS]) + (", ..." if len(ids) > MOST_IDS else "")
     lengths = {run.lengths for run in runs}
     if len(lengths) == 1:
-        return f"{_count(len(ids), 'prompt')} ({names}), {_tokens(runs[0].lengths)}."
+        return f"{_count(len(ids), 'prompt')}{_chat(runs[0])} ({names}), {_tokens(runs[0].lengths)}."
     each = [f"{run.model} {_tokens(run.lengths)}" for run in runs]
-    return f"{_count(len(ids), 'prompt')} ({names}), in each model's own tokens: {'; '.join(each)}."
+    return (
+        f"{_count(len(ids), 'prompt')}{_chat(runs[0])} ({names}), in each model's own tokens: {'; '.join(each)}."
+    )
+
+
+def _chat(run: ModelRun) -> str:
+    return " in the chat template" if run.chat else ""
 
 
 def _tokens(lengths: Sequence[int]) -> str:
@@ -126,7 +132,8 @@ def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
     sinks = f" {LEARNED_SINKS}" if "learned_sink_mass" in frame else ""
     return (
         f"Attention probabilities of queries (rows) to keys (columns), mean over heads{pooled}. Layers {asked}. "
-        f"Prompt {frame['prompt'].iloc[0]}, T = {' or '.join(f'{t:,}' for t in tokens)}; the first query too. "
+        f"Prompt {frame['prompt'].iloc[0]}{_chat(data.models[0])}, T = {' or '.join(f'{t:,}' for t in tokens)}; "
+        "the first query too. "
         f"One linear colour range, 0 to {frame['probability'].max():.3g}; keys after the query are blank."
         f"{sinks}"
     )

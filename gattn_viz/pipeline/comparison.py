@@ -121,7 +121,7 @@ def compare(
     table = _tidy(found, reference)
     layers = tables.summarise(sums, "layer")
     for frame in (table, layers):
-        frame.attrs |= {"attention_path": values.attrs["attention_path"], "baseline": reference}
+        frame.attrs |= {**values.attrs, "baseline": reference}
     return Comparison(table, layers)
 
 

@@ -41,6 +41,7 @@ class GateMaps:
         dtype, device: of the run.
         attention_path: how attention was computed, see `LayerCapture.path`.
         gate: what kind it is and where it comes from; None of the paper's own models.
+        chat: whether the prompt is a user turn of the tokenizer's chat template.
     """
 
     model: str
@@ -58,6 +59,7 @@ class GateMaps:
     device: str
     attention_path: str
     gate: str | None = None
+    chat: bool = False
 
 
 def gate_maps(
@@ -124,6 +126,7 @@ def gate_maps(
                     device=loaded.device.type,
                     attention_path=" and ".join(sorted(set().union(*(captured[layer].paths for layer in chosen)))),
                     gate=parts.gate_in_words,
+                    chat=prompt.chat,
                 )
             )
             if progress is not None:

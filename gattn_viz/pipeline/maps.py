@@ -51,6 +51,7 @@ class AttentionMaps:
         learned_sink: (layers, heads), the probability that a learned sink takes, mean over all queries of the
             prompt: what the rows of probabilities lack to 1. NaN where there is none; None is nowhere.
         queries_of_key: (layers, T), how many queries see each key; None where all layers have full attention.
+        chat: whether the prompt is a user turn of the tokenizer's chat template.
     """
 
     model: str
@@ -70,6 +71,7 @@ class AttentionMaps:
     gate: str | None = None
     learned_sink: NDArray[np.float64] | None = field(default=None, repr=False)
     queries_of_key: NDArray[np.int64] | None = field(default=None, repr=False)
+    chat: bool = False
 
     @property
     def quantity(self) -> Quantity:
@@ -160,6 +162,7 @@ def attention_maps(
                     gate=parts.gate_kind,
                     learned_sink=learned_sinks([captured[layer] for layer in chosen], request.heads),
                     queries_of_key=_queries_of_key([captured[layer] for layer in chosen]),
+                    chat=prompt.chat,
                 )
             )
         del loaded, model  # before the next one is loaded

@@ -75,6 +75,7 @@ class ModelRun:
         gate: what kind, and where it comes from; None of the paper's own models.
         prompts: the prompts' ids.
         lengths: T of each.
+        chat: whether they are user turns of the tokenizer's chat template.
     """
 
     model: str
@@ -87,6 +88,7 @@ class ModelRun:
     gate: str | None
     prompts: tuple[str, ...]
     lengths: tuple[int, ...]
+    chat: bool = False
 
 
 @dataclass
@@ -240,6 +242,7 @@ def _model_run(label: str, loaded: LoadedModel, encoded: Sequence[EncodedPrompt]
         gate=anatomy(loaded.model).gate_in_words,
         prompts=tuple(prompt.prompt.id for prompt in encoded),
         lengths=tuple(len(prompt.ids) for prompt in encoded),
+        chat=encoded[0].chat,
     )
 
 

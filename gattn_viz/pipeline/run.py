@@ -14,6 +14,7 @@ import numpy as np
 
 from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.attention import WITH_TENSOR_MASK
+from gattn_viz.chat import opening
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import LoadedModel, load
 from gattn_viz.models.names import ModelSource, resolve, resolve_adapter
@@ -47,7 +48,8 @@ class Run:
         device_map: as in transformers, to spread a model over devices.
         trust_remote_code: run the code that comes with a checkpoint. Never needed for gated checkpoints.
         bos: `auto` (what the tokenizer does), `always` or `never`.
-        max_tokens: cut prompts after so many tokens.
+        chat: take each prompt as a user turn of the tokenizer's chat template, which writes its own BOS, if any.
+        max_tokens: cut prompts after so many tokens, with `chat` those of the whole template.
         batch_size: prompts run together.
         chunk: tokens of one forward pass, which bounds its memory; None runs a prompt whole.
     """
@@ -60,6 +62,7 @@ class Run:
     device_map: str | None = None
     trust_remote_code: bool = False
     bos: Literal["auto", "always", "never"] = "auto"
+    chat: bool = False
     max_tokens: int | None = None
     batch_size: int = 1
     chunk: int | None = None
@@ -108,6 +111,7 @@ def each_model(
                 bos=run.bos,
                 max_tokens=run.max_tokens,
                 max_positions=getattr(config, "max_position_embeddings", None),
+                chat=run.chat,
             )
             for prompt in chosen
         ]
@@ -118,6 +122,7 @@ def each_model(
                     f"the tokenizer of {label} gives token {max(prompt.ids)}, but the model has {rows} "
                     "embeddings; expected the model's own tokenizer: put it beside config.json"
                 )
+        _say_how_they_begin(label, loaded.tokenizer, encoded)
         _say_what_is_cut(label, encoded)
         longest = max(len(prompt.ids) for prompt in encoded)
         if source.is_bundled and longest > DEMO_TOKENS:
@@ -156,6 +161,21 @@ def no_gate(labels: Iterable[str], refusals: Iterable[str | None] = (), otherwis
     )
 
 
+def _say_how_they_begin(label: str, tokenizer: Any, encoded: Sequence[EncodedPrompt]) -> None:
+    """What the chat template puts in front; and that the token is not there which may be the model's sink."""
+    if encoded[0].chat:
+        before = opening(encoded[0].prompt.text, tokenizer)
+        log.info("%s: each prompt is a user turn of its chat template, which puts %r in front", label, before)
+    bos = tokenizer.bos_token_id
+    if bos is not None and any(prompt.ids[0] != bos for prompt in encoded):
+        log.info(
+            "%s: prompts start without %s, its tokenizer's BOS token; some models have their sink there: compare "
+            "--bos always",
+            label,
+            tokenizer.bos_token,
+        )
+
+
 def _say_what_is_cut(label: str, encoded: Sequence[EncodedPrompt]) -> None:
     cut = [prompt for prompt in encoded if prompt.is_cut]
     if len(cut) > MOST_WARNINGS:
@@ -172,7 +192,9 @@ def find_models(models: Sequence[str], run: Run) -> dict[str, ModelSource]:
         raise GattnVizError("no model was given; expected at least one")
     for name in models:
         if not isinstance(name, str):
-            raise GattnVizError(f"a model is {name!r}; expected its name, a directory or a Hub id as a text")
+            raise GattnVizError(
+                f"a model is {name!r}; expected its name, a directory, a file or a Hub id as a text"
+            )
     if len(set(models)) < len(models):
         raise GattnVizError(f"a model is given twice in {', '.join(models)}; expected each once: leave one out")
     sources = [_with_revision(resolve(name, run.checkpoints), run.revision) for name in models]

@@ -30,6 +30,7 @@ from gattn_viz.metrics.over_prompts import (
 )
 from gattn_viz.models.loading import LoadedModel
 from gattn_viz.models.names import VARIANTS
+from gattn_viz.pipeline.other_sinks import other_sink
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log, no_gate
 from gattn_viz.prompts import EncodedPrompt, Prompt
 
@@ -74,6 +75,7 @@ def sink_stats(
         a column for each measure, and with `ci` also `<measure>_ci_low` and `<measure>_ci_high` for those that are
         means. `attrs["attention_path"]` says how each model's attention was computed: `fused`, `blocks` or both,
         or `eager`, see `LayerCapture.paths`.
+        `attrs["chat"]` whether the prompts were in the chat template.
 
     Raises:
         GattnVizError: a model or prompt that cannot be used, a prompt too short to have a value, options that do
@@ -158,6 +160,7 @@ def measure(
     else:
         table = tables.summarise(sums, wanted.by)
     table.attrs["attention_path"] = {result.sums.model: result.paths for result in results}
+    table.attrs["chat"] = run.chat
     return table, sums
 
 
@@ -228,6 +231,9 @@ def _measure_model(
     assert total is not None
     _say_of_windows(label, sees_first)
     log.info("%s attention: %s", label, " and ".join(IN_WORDS[path] for path in sorted(paths)))
+    sink = other_sink(total, encoded, loaded.tokenizer)
+    if sink is not None:
+        log.info("%s: %s", label, sink.in_words())
     return _Measured(total, [by_prompt[prompt] for prompt in sorted(by_prompt)], sorted(paths))
 
 

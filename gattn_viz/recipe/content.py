@@ -49,8 +49,8 @@ class ModelUsed:
 
     Attributes:
         label: as figures and tables name it.
-        kind: `bundled` with the package, a local `directory`, or from the `hub`.
-        name: the bundled variant, the last part of the directory's path, or the Hub id.
+        kind: `bundled` with the package, a local `directory` or GGUF `file`, or from the `hub`.
+        name: the bundled variant, the last part of the directory's or file's path, or the Hub id.
         revision, commit: what was asked of the Hub, and the commit that this was.
         subfolder: of the Hub repository.
         weights_sha256: of the file of weights, as `sha256sum` prints it; of several the sha256 of those lines.
@@ -58,12 +58,12 @@ class ModelUsed:
         attention: how it was computed, see `LayerCapture.path`.
         tokens, shortest, longest: of all prompts together; T of the shortest and of the longest.
         tokens_sha256: of the JSON of the prompts' token ids, without spaces.
-        path: of the directory, if asked for.
+        path: of the directory or file, if asked for.
         adapter: that was added to it.
     """
 
     label: str
-    kind: Literal["bundled", "directory", "hub"]
+    kind: Literal["bundled", "directory", "file", "hub"]
     name: str
     revision: str | None
     commit: str | None

@@ -76,6 +76,12 @@ def test_a_panel_a_layer_and_what_it_says() -> None:
     assert "Rows are queries; keys after the query are blank. One linear scale from 0 to 0.5." in said
 
 
+def test_the_chat_template_is_said_where_the_prompt_is_named() -> None:
+    maps = replace(make_maps(), chat=True)
+    for figure in (draw_maps(maps), draw_grid([maps])):
+        assert "Prompt opening in the chat template. " in words(figure)
+
+
 def test_a_panel_a_head() -> None:
     figure = draw_maps(make_maps(layers=(3, 4), heads=(1, 4)))
     assert titles(figure) == ["L3 H1", "L3 H4", "L4 H1", "L4 H4"]

@@ -14,7 +14,7 @@ from gattn_viz.models import names
 from gattn_viz.models.names import VARIANTS, ModelSource, resolve
 
 EXPECTED = (
-    "expected a variant (baseline, gate_headwise, gate_elementwise), a directory, or a Hub id "
+    "expected a variant (baseline, gate_headwise, gate_elementwise), a directory, a .gguf file, or a Hub id "
     "org/name[@revision][:subfolder]"
 )
 
@@ -133,6 +133,28 @@ def test_hub_id(name: str, revision: str | None, subfolder: str | None, label: s
     source = resolve(name)
     assert source == ModelSource(name, "org/name", revision, subfolder, False)
     assert source.label == label
+
+
+def test_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blob").write_bytes(b"GGUF")
+    (tmp_path / "a@b:My-1.5.Q4_1.gguf").symlink_to("blob")  # as it lies in the Hub's cache
+    for name in (str(tmp_path / "a@b:My-1.5.Q4_1.gguf"), "a@b:My-1.5.Q4_1.gguf"):
+        monkeypatch.chdir(tmp_path)
+        source = resolve(name)
+        assert source == ModelSource(name, name, None, None, True)
+        assert source.is_gguf
+        assert source.label == "a@b:My-1.5.Q4_1"
+        assert source.checkpoint == f"GGUF file {name}"
+        assert source.without_path == "GGUF file a@b:My-1.5.Q4_1.gguf"
+    assert error_of("no/such.gguf") == (
+        "model file 'no/such.gguf' does not exist; expected a GGUF file: check the path"
+    )
+
+
+def test_a_directory_may_be_called_as_a_gguf_file(tmp_path: Path) -> None:
+    source = resolve(str(checkpoint(tmp_path / "model.gguf")))
+    assert not source.is_gguf
+    assert source.without_path == "directory model.gguf"
 
 
 def test_unknown_variant() -> None:
