@@ -53,7 +53,7 @@ def test_a_model_that_computes_attention_by_itself(cli: Cli, tmp_path: Path) -> 
     assert "bloom computes attention by itself: its weights are taken, T x T of a layer at a time\n" in done.err
     assert "bloom attention: transformers' eager weights\n" in done.err
     shown = table(done.out)
-    blank = {"gate_mean", "value_norm_first", "value_norm_rest"}
+    blank = {"gate_mean", "learned_sink_mass", "value_norm_first", "value_norm_rest"}
     assert {name for name in shown if shown[name].isna().any()} == blank
     done = cli("sink-stats", "-m", str(tmp_path / "bloom"), *PROMPT, "--measures", "value_norm_first")
     assert done.code == 1
