@@ -10,8 +10,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.conftest import tiny_tokenizer
-
-files = pytest.importorskip("tests.models.gguf_files", reason="needs gguf")
+from tests.models import gguf_files as files
 
 PROMPT = ("-p", "the cat sat on the mat")
 

@@ -57,6 +57,12 @@ def test_one_range_a_measure_over_models_which_is_said() -> None:
     assert "one linear colour range for all models, as its bar says. First query left out." in said
 
 
+def test_the_chat_template_is_said() -> None:
+    table = make_table()
+    table.attrs["chat"] = True
+    assert "16 prompts in the chat template, 2,094 tokens" in words(draw_heads(table))
+
+
 def test_what_a_logarithmic_scale_cannot_show_is_said() -> None:
     assert "what is below has its first colour" in words(draw_heads(make_table(), scale="log"))
 

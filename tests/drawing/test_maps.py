@@ -334,6 +334,12 @@ def test_a_curve_a_model_and_the_uniform_null() -> None:
     assert "Bands" not in words(figure)
 
 
+def test_curves_say_the_chat_template() -> None:
+    layers = layers_of("baseline", 4)
+    layers.attrs["chat"] = True
+    assert "mean over heads, 2 prompts in the chat template" in words(draw_first_token(layers))
+
+
 def test_intervals_are_bands() -> None:
     ends = {"first_token_mass_ci_low": 0.05, "first_token_mass_ci_high": 0.6, "ci": 0.9}
     figure = draw_first_token(layers_of("baseline", 3, n_prompts=1, first_row="include", **ends))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,12 @@ def test_captions_say_what_was_measured(data: PaperData) -> None:
     assert f"T = {lengths[0]};" in caption("attention_maps", data)
     total = data.frames["gate_distribution"].groupby("model")["count"].sum()
     assert f"gate_headwise {total['gate_headwise']:,}" in caption("gate_distribution", data)
+
+
+def test_captions_say_the_chat_template(data: PaperData) -> None:
+    in_chat = replace(data, models=[replace(model, chat=True) for model in data.models])
+    assert "3 prompts in the chat template (" in caption("first_token_by_layer", in_chat)
+    assert f"Prompt {data.models[0].prompts[0]} in the chat template, T = " in caption("attention_maps", in_chat)
 
 
 @pytest.mark.parametrize("name", [name for name in PAPER_FIGURES if name != "summary"])

@@ -21,8 +21,7 @@ from gattn_viz.models.loading import load
 from gattn_viz.models.names import resolve
 from gattn_viz.models.weights import weights_sha256
 from tests.conftest import tiny_tokenizer
-
-files = pytest.importorskip("tests.models.gguf_files", reason="needs gguf")
+from tests.models import gguf_files as files
 
 
 @pytest.fixture(scope="module")
