@@ -47,7 +47,8 @@ def capture(
     """Run the model over the prompts and keep what was asked for.
 
     Args:
-        model: a causal LM of transformers, the project's own or any that goes through the attention interface.
+        model: a causal LM of transformers, the project's own or any that goes through the attention interface or
+            returns its weights (see `eager`).
         prompts: token ids, one list a prompt, at least one token each.
         request: what to keep. A map costs its cells, heads x T x T floats when it is exact and whole.
         on_prompt: see `stream`.
