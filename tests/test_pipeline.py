@@ -152,7 +152,8 @@ class TestSinkStats:
         ]:
             with caplog.at_level(logging.INFO, "gattn_viz"):
                 table = sink_stats(["gate_headwise", "baseline"], PROMPTS, measures=names, run=run)
-            assert table.attrs == {"attention_path": {"gate_headwise": [path], "baseline": [path]}}
+            assert table.attrs["attention_path"] == {"gate_headwise": [path], "baseline": [path]}
+            assert table.attrs["chat"] is False
             for model in ("gate_headwise", "baseline"):
                 assert f"{model} attention: {words}\n" in caplog.text
 
