@@ -51,13 +51,13 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     """
     layers = decoder_layers(model)
     holders = [module for module in model.modules() if _holds(module, layers)]
-    takers = [module for module in holders if "input_ids" in signature(type(module).forward).parameters]
-    if not takers or (isinstance(takers[-1], PreTrainedModel) and takers[-1].get_output_embeddings() is not None):
+    holder = holders[-1]  # the innermost
+    if "input_ids" not in signature(type(holder).forward).parameters:
         raise GattnVizError(
-            f"{type(holders[-1]).__name__}, which holds the layers of {type(model).__name__}, takes no token ids; "
+            f"{type(holder).__name__}, which holds the layers of {type(model).__name__}, takes no token ids; "
             "expected a decoder that does: this model is not supported"
         )
-    return takers[-1]
+    return holder
 
 
 def _holds(module: nn.Module, layers: list[nn.Module]) -> bool:

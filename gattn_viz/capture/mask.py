@@ -110,6 +110,12 @@ class LazyMask:
             "tensor: its attention cannot be captured"
         )
 
+    def _compute(self, *args: Any) -> Any:
+        return self.__getattr__("arithmetic")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __rand__ = __or__ = _compute
+    __invert__ = __lt__ = __gt__ = __le__ = __ge__ = _compute
+
     def __getitem__(self, index: object) -> LazyMask:
         """Itself: some layers cut their mask to the keys that they have, which it ends at anyway."""
         return self

@@ -62,7 +62,9 @@ def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
                 config._attn_implementation_internal = implementation
         else:
             model.set_attn_implementation(implementation)
-        if model.config._attn_implementation != implementation:
+        decoder = model.get_decoder()
+        config = decoder.config if isinstance(decoder, PreTrainedModel) else model.config
+        if config._attn_implementation != implementation:
             # transformers only warns, and goes on with eager attention
             raise GattnVizError(
                 f"{type(model).__name__} does not use transformers' attention interface: "

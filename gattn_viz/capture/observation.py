@@ -24,6 +24,9 @@ from gattn_viz.errors import GattnVizError
 
 TOKENS = 4
 
+# Of the largest hidden state, in half precision and in float32: experts may be chosen otherwise after rounding.
+ALLOWED = (0.3, 1e-3)
+
 
 @dataclass
 class Call:
@@ -64,36 +67,56 @@ def observe(model: PreTrainedModel) -> tuple[list[SeenLayer], str]:
     Raises:
         GattnVizError: attention cannot be seen, is not causal, or happens twice in a layer.
     """
-    with alone(model):
-        if not uses_interface(model):
-            return _run(model, "eager"), "eager"
-        try:
-            return _run(model, IMPLEMENTATION), IMPLEMENTATION
-        except NotATensor:
-            return _run(model, WITH_TENSOR_MASK), WITH_TENSOR_MASK
-
-
-def _run(model: PreTrainedModel, implementation: str) -> list[SeenLayer]:
     ids = torch.arange(TOKENS, device=input_device(model))[None] % model.get_input_embeddings().weight.shape[0]
+    implementation = IMPLEMENTATION if uses_interface(model) else "eager"
+    exactly = torch.autocast(ids.device.type, enabled=False)
+    with alone(model), torch.no_grad(), evaluating(model), exactly:
+        try:
+            layers, output = _run(model, ids, implementation)
+        except NotATensor:
+            implementation = WITH_TENSOR_MASK
+            layers, output = _run(model, ids, implementation)
+        _check(model, ids, output)
+    return layers, implementation
+
+
+def _check(model: PreTrainedModel, ids: Tensor, output: Tensor) -> None:
+    """Raise if a plain run of the model gives another last hidden state: not all of its attention was seen."""
+    plain = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state
+    off = float((output.float() - plain.float()).abs().max() / plain.float().abs().max())
+    allowed = ALLOWED[model.dtype.itemsize > 2]
+    if off > allowed:  # not NaN: broken weights are reported where they are measured
+        raise GattnVizError(
+            f"{type(model).__name__} does not give when it is captured what it gives by itself (off by {off:.2g} "
+            f"of the largest hidden state, expected at most {allowed:.2g}): this model is not supported"
+        )
+
+
+def _run(model: PreTrainedModel, ids: Tensor, implementation: str) -> tuple[list[SeenLayer], Tensor]:
+    """The layers, and the last hidden state (1, T, hidden)."""
     observer = _Observer()
 
     def check(module: nn.Module) -> None:
         if active_taker.get() is not observer:
             raise not_ours(module)
 
-    with torch.no_grad(), evaluating(model), attending_by(model, implementation), ExitStack() as hooks:
+    with attending_by(model, implementation), ExitStack() as hooks:
         hooks.enter_context(followed(model, observer, check))
         hooks.enter_context(_listening(model, observer))
         if implementation == "eager":
             hooks.enter_context(weights_taken(decoder_layers(model), observer.add_weights))
         token = active_taker.set(observer)
         try:
-            backbone(model)(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            # as a capture runs it, see `run`
+            positions = torch.arange(TOKENS, device=ids.device)[None]
+            outputs = backbone(model)(
+                input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False
+            )
         finally:
             active_taker.reset(token)
     if not any(layer.attention for layer in observer.layers):
         raise _not_seen(model)
-    return observer.layers
+    return observer.layers, outputs.last_hidden_state
 
 
 def _not_seen(model: PreTrainedModel) -> GattnVizError:

@@ -139,7 +139,8 @@ class TestWeights:
         ids = torch.tensor([prompt])
         with torch.no_grad():
             out = model(ids, labels=ids, output_hidden_states=True)
-            assert_close_to_largest(states[1], backbone(model)(ids).last_hidden_state)
+            captured = next(state for state in states if state.shape[1] == len(prompt))
+            assert_close_to_largest(captured, backbone(model)(ids).last_hidden_state)
         assert layers[1].sums.max_activation == pytest.approx(float(out.hidden_states[1].abs().max()), rel=1e-5)
         assert losses == [pytest.approx(float(out.loss) * 12, rel=1e-5)]
 

@@ -371,7 +371,7 @@ class TestModelsOfAnotherShape:
             vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
         )
         with pytest.raises(
-            GattnVizError, match=r"queries of BertSelfAttention see keys after them; expected causal attention"
+            GattnVizError, match=r"BertEncoder, .* takes no token ids; expected a decoder that does"
         ):
             capture(BertLMHeadModel(config).eval(), ids(4), FIRST_TOKEN)
 
