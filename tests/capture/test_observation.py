@@ -50,7 +50,7 @@ def test_a_model_that_gives_something_else_by_itself_is_refused() -> None:
 
     attention.forward = forward
     with pytest.raises(
-        GattnVizError, match=r"^GatedQwen3ForCausalLM does not give when it is captured what it give"
+        GattnVizError, match=r"^GatedQwen3ForCausalLM does not give when it is captured"
     ):
         observe(model)
     assert model.config._attn_implementation == "sdpa"
