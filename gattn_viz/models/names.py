@@ -69,8 +69,9 @@ class ModelSource:
     @property
     def last_part(self) -> str:
         """Of a local path: the directory's or file's own name."""
-        path = Path(self.location)
-        return path.name if self.is_gguf else path.resolve().name  # a file of the Hub's cache links to its hash
+        if self.is_gguf:
+            return Path(self.location).name  # in the Hub's cache it is a link to a hash
+        return Path(self.location).resolve().name
 
     @property
     def label(self) -> str:
