@@ -39,6 +39,8 @@ def gate_stats(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    offload_folder: options.OffloadFolder = None,
     trust_remote_code: options.TrustRemoteCode = False,
     prompt: options.PromptTexts = None,
     prompts: options.PromptsFile = None,

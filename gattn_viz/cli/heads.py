@@ -36,6 +36,8 @@ def heads(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
+    max_memory: options.MaxMemory = None,
+    offload_folder: options.OffloadFolder = None,
     trust_remote_code: options.TrustRemoteCode = False,
     prompt: options.PromptTexts = None,
     prompts: options.PromptsFile = None,

@@ -69,6 +69,24 @@ DeviceMap = Annotated[
     str | None,
     typer.Option(help="Spread a model over devices, such as auto.", rich_help_panel=MODELS, show_default=False),
 ]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZES",
+        help="With --device-map, at most how much of each device: 0=10GiB,cpu=20GiB. The rest goes to disk.",
+        rich_help_panel=MODELS,
+        show_default=False,
+    ),
+]
+OffloadFolder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="With --device-map, where weights lie that are on disk, if not in the checkpoint's own safetensors.",
+        rich_help_panel=MODELS,
+        show_default=False,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

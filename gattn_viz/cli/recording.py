@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gattn_viz.recipe.content import AdapterUsed, FileMade, ModelUsed, Recipe
 
 # No number depends on them, and where a file was written is where it is.
-NOT_RECORDED = ("output", "quiet", "debug", "recipe-paths")
+NOT_RECORDED = ("output", "quiet", "debug", "recipe-paths", "max-memory", "offload-folder")
 
 FONT_FILES = (".ttf", ".otf", ".ttc")
 

@@ -76,6 +76,8 @@ def quiet() -> Iterator[None]:
     """No warnings and no progress bars from transformers; those of a download stay as they were."""
     verbosity = transformers_logging.get_verbosity()
     hub_verbosity = hub_utils.logging.get_verbosity()
+    accelerate_logger = logging.getLogger("accelerate")
+    accelerate_verbosity = accelerate_logger.level
     bars = transformers_logging.is_progress_bar_enabled()
     # transformers' switch for its bars moves the hub's too
     reset_hub_bars = (
@@ -86,6 +88,7 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+        accelerate_logger.setLevel(logging.CRITICAL)
         hub_utils.logging.set_verbosity(hub_utils.logging.CRITICAL)
         transformers_logging.disable_progress_bar()
         reset_hub_bars()
@@ -96,6 +99,7 @@ def quiet() -> Iterator[None]:
                 transformers_logging.enable_progress_bar()
                 reset_hub_bars()
             hub_utils.logging.set_verbosity(hub_verbosity)
+            accelerate_logger.setLevel(accelerate_verbosity)
             transformers_logging.set_verbosity(verbosity)
 
 
@@ -182,6 +186,11 @@ def _explanation(source: ModelSource, what: str, error: Exception) -> str:
         return (
             f"the device has too little memory ({_reason(error)}); expected room for every weight: pass --dtype "
             "bfloat16, --device-map auto or --device cpu"
+        )
+    if "provide an `offload_folder`" in str(error):
+        return (
+            "not all weights fit into memory, and these files cannot be read in parts; expected a directory for "
+            "the rest: pass --offload-folder DIR, or a larger --max-memory"
         )
     if caused_by(pickle.UnpicklingError):
         return (

@@ -20,6 +20,7 @@ from gattn_viz.models.libraries import REMEDIES, explained, listed, no_conversio
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
 from gattn_viz.models.peft_adapter import add_adapter, check_no_adapter
+from gattn_viz.models.placement import memory_limits
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,6 +52,8 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     device_map: str | None = None,
+    max_memory: str | None = None,
+    offload_folder: str | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a checkpoint's model and tokenizer.
@@ -59,6 +62,10 @@ def load(
         dtype: float32, bfloat16, float16, or `auto`: float32 on a CPU, the checkpoint's own on an accelerator.
         device: `auto` is cuda where there is one, else cpu; or a torch device such as `cuda:1` or `mps`.
         device_map: instead of `device`, how accelerate spreads the layers over devices: one of `DEVICE_MAPS`.
+            What does not fit stays in the CPU's memory, or on disk, and is fetched layer by layer.
+        max_memory: with a device map, at most how much of each device, such as `0=10GiB,cpu=20GiB`.
+        offload_folder: with a device map, a directory for weights that are to lie on disk, where the checkpoint's
+            own files cannot be read in parts, as pytorch_model.bin.
         trust_remote_code: run the code that comes with a checkpoint. Never used for the paper's models.
 
     Raises:
@@ -76,6 +83,11 @@ def load(
         raise GattnVizError(
             f"both device {device!r} and device map {device_map!r} were given; expected one: leave the other out"
         )
+    for name, value in {"max memory": max_memory, "offload folder": offload_folder}.items():
+        if value is not None and device_map is None:
+            raise GattnVizError(
+                f"the {name} {value!r} was given without a device map; expected both: add --device-map auto"
+            )
     target = find_device(device)
     wanted_dtype = DTYPES.get(dtype, torch.float32 if target.type == "cpu" else "auto")
     placement: Any = device_map
@@ -86,6 +98,10 @@ def load(
     check_no_adapter(source)
     tokenizer = load_tokenizer(source, config, trust_remote_code=trust_remote_code)
     options = {"dtype": wanted_dtype, "device_map": placement, "trust_remote_code": trust_remote_code}
+    if max_memory is not None:
+        options["max_memory"] = memory_limits(max_memory)
+    if offload_folder is not None:
+        options["offload_folder"] = offload_folder
     model, report = _load_weights(source, config, options)
     completed = _completed(config, unstated, report)
     if completed is not None:

@@ -44,7 +44,7 @@ def add_adapter(model: Any, source: ModelSource) -> Any:
 
     Raises:
         GattnVizError: PEFT is not installed; the adapter cannot be had or read, is for a model of other shapes,
-            or adds tokens and no weights.
+            or adds tokens and no weights; the model's weights are not in memory.
     """
     adapter = source.adapter
     assert adapter is not None
@@ -56,6 +56,12 @@ def add_adapter(model: Any, source: ModelSource) -> Any:
             "transformers: pip install 'gattn-viz[peft]'"
         ) from error
 
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise GattnVizError(
+            f"adapter {adapter.name!r} cannot be merged into weights that are on disk or were left out of memory; "
+            "expected them in memory: leave out --device-map or give more --max-memory, or save the merged model "
+            "once and pass that"
+        )
     directory = adapter_directory(adapter)
     with quiet(), explained(adapter, "the adapter"):
         config = PeftConfig.from_pretrained(str(directory))

@@ -18,6 +18,7 @@ from gattn_viz.chat import opening
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import LoadedModel, load
 from gattn_viz.models.names import ModelSource, resolve, resolve_adapter
+from gattn_viz.models.placement import places
 from gattn_viz.prompts import EncodedPrompt, Prompt, default_prompts, encode, prompts_from_text
 
 log = logging.getLogger("gattn_viz")
@@ -45,7 +46,9 @@ class Run:
         adapter: a PEFT adapter, a directory or a Hub id, that is merged into the one model.
         dtype: `auto` (float32 on a CPU, the checkpoint's own on a GPU), `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda`, `cuda:1`, ...
-        device_map: as in transformers, to spread a model over devices.
+        device_map: as in transformers, to spread a model over devices, the CPU's memory and disk.
+        max_memory: with a device map, at most how much of each device: `0=10GiB,cpu=20GiB`.
+        offload_folder: with a device map, where weights on disk lie if not in the checkpoint's safetensors.
         trust_remote_code: run the code that comes with a checkpoint. Never needed for gated checkpoints.
         bos: `auto` (what the tokenizer does), `always` or `never`.
         chat: take each prompt as a user turn of the tokenizer's chat template, which writes its own BOS, if any.
@@ -60,6 +63,8 @@ class Run:
     dtype: str = "auto"
     device: str = "auto"
     device_map: str | None = None
+    max_memory: str | None = None
+    offload_folder: str | None = None
     trust_remote_code: bool = False
     bos: Literal["auto", "always", "never"] = "auto"
     chat: bool = False
@@ -91,6 +96,8 @@ def each_model(
             dtype=run.dtype,
             device=run.device,
             device_map=run.device_map,
+            max_memory=run.max_memory,
+            offload_folder=run.offload_folder,
             trust_remote_code=run.trust_remote_code,
         )
         config = loaded.config.get_text_config()
@@ -99,7 +106,7 @@ def each_model(
             "%s, %s on %s, %d layers of %s heads",
             source.sentence,
             str(loaded.dtype).removeprefix("torch."),
-            loaded.device,
+            places(loaded.model),
             len(parts.layers),
             " or ".join(map(str, parts.heads())),
         )

@@ -49,9 +49,7 @@ def test_a_model_that_gives_something_else_by_itself_is_refused() -> None:
         return output * (1 if model.config._attn_implementation == IMPLEMENTATION else 1.2), weights
 
     attention.forward = forward
-    with pytest.raises(
-        GattnVizError, match=r"^GatedQwen3ForCausalLM does not give when it is captured"
-    ):
+    with pytest.raises(GattnVizError, match=r"^GatedQwen3ForCausalLM does not give when it is captured"):
         observe(model)
     assert model.config._attn_implementation == "sdpa"
 

@@ -1,0 +1,49 @@
+"""Where the weights of a model lie: on devices, in the memory of the CPU, on disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate.utils.modeling import convert_file_size_to_int
+
+from gattn_viz.errors import GattnVizError
+
+
+def memory_limits(text: str) -> dict[int | str, int]:
+    """`0=10GiB,cpu=20GiB` as what accelerate takes: bytes by the number of an accelerator, or of `cpu`.
+
+    What is not named gets nothing, so a model that does not fit goes to disk.
+
+    Raises:
+        GattnVizError: it is not of that form, or there is no such accelerator.
+    """
+    limits: dict[int | str, int] = {}
+    for part in text.split(","):
+        place, _, size = part.strip().partition("=")
+        if not (place == "cpu" or (place.isdecimal() and len(place) < 4)) or not size:
+            raise GattnVizError(
+                f"max memory {text!r}: expected devices and sizes such as 0=10GiB,cpu=20GiB, 0 being the first GPU"
+            )
+        try:
+            limits[int(place) if place.isdecimal() else place] = convert_file_size_to_int(size)
+        except ValueError as error:
+            raise GattnVizError(
+                f"max memory {text!r}: {size!r} is no size; expected such as 10GiB, 10GB or 500MB"
+            ) from error
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    for number in limits:
+        if isinstance(number, int) and number >= count:
+            raise GattnVizError(
+                f"max memory {text!r} is of GPU {number}, but there are {count}; expected those that are there, "
+                "from 0: leave it out"
+            )
+    return limits
+
+
+def places(model: Any) -> str:
+    """In words, where the weights are: `cpu`, `cuda:0 and cuda:1`, `cpu and disk`."""
+    spread = getattr(model, "hf_device_map", None) or {"": model.device}
+    names = {f"cuda:{place}" if isinstance(place, int) else str(place) for place in spread.values()}
+    *first, last = sorted(names, key=lambda name: ("disk" in name, "cpu" in name, name))
+    return f"{', '.join(first)} and {last}" if first else last
