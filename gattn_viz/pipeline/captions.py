@@ -17,6 +17,8 @@ LEARNED_SINKS = (
     "queries stands above the map."
 )
 
+DEPTH = "The x axis is relative depth, (layer - 1)/(layers - 1): 0 is a model's first layer, 1 its last."
+
 MOST_IDS = 3
 """Ids of prompts that are written out."""
 
@@ -27,6 +29,8 @@ def caption(name: str, data: PaperData) -> str:
     shown = _shown(frame, data)
     left_out = [run.model for run in data.models if run not in shown]
     parts = [_BODIES[name](frame, data), _models(shown)]
+    if "depth" in frame:
+        parts.insert(1, DEPTH)
     if left_out:
         parts.append(f"Without a gate, and so left out: {', '.join(left_out)}.")
     if name != "attention_maps":
@@ -88,8 +92,11 @@ def _first_row(data: PaperData) -> str:
 
 
 def _null(frame: pd.DataFrame) -> str:
-    values = list(dict.fromkeys(f"{value:.3g}" for value in frame["uniform_null"].dropna()))
-    return f"Uniform attention would give {' or '.join(values)} on the same prompts"
+    nulls = {
+        model: " or ".join(dict.fromkeys(f"{value:.3g}" for value in rows["uniform_null"].dropna()))
+        for model, rows in _by_model(frame)
+    }
+    return f"Uniform attention would give {_of_each(nulls)} on the same prompts"
 
 
 def _windows(frame: pd.DataFrame) -> str:
@@ -113,7 +120,8 @@ def _first_token_by_layer(frame: pd.DataFrame, data: PaperData) -> str:
 
 
 def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
-    size, tokens = int(frame["cell"].max()), list(dict.fromkeys(frame["tokens"]))
+    size = int(frame["cell"].max())
+    tokens = {model: f"{rows['tokens'].iloc[0]:,}" for model, rows in _by_model(frame)}
     layers = {model: _numbers(rows["layer"]) for model, rows in _by_model(frame)}
     which = set(layers.values())
     asked = which.pop() if len(which) == 1 else "; ".join(f"{model} {text}" for model, text in layers.items())
@@ -121,7 +129,7 @@ def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
     sinks = f" {LEARNED_SINKS}" if "learned_sink_mass" in frame else ""
     return (
         f"Attention probabilities of queries (rows) to keys (columns), mean over heads{pooled}. Layers {asked}. "
-        f"Prompt {frame['prompt'].iloc[0]}, T = {' or '.join(f'{t:,}' for t in tokens)}; the first query too. "
+        f"Prompt {frame['prompt'].iloc[0]}, T = {_of_each(tokens)}; the first query too. "
         f"One linear colour range, 0 to {frame['probability'].max():.3g}; keys after the query are blank."
         f"{sinks}"
     )
@@ -202,6 +210,12 @@ def _by_model(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _listed(by_model: dict[str, str]) -> str:
     return ", ".join(f"{model} {value}" for model, value in by_model.items())
+
+
+def _of_each(by_model: dict[str, str]) -> str:
+    """What all models have in common, or each model's own: `28 (a), 30 (b)`."""
+    alike = len(set(by_model.values())) == 1
+    return next(iter(by_model.values())) if alike else ", ".join(f"{v} ({name})" for name, v in by_model.items())
 
 
 def _numbers(layers: pd.Series) -> str:
