@@ -13,8 +13,8 @@ import pandas as pd
 from gattn_viz.pipeline.paper import ModelRun, PaperData
 
 LEARNED_SINKS = (
-    "Where a learned sink takes a share of a query's probability its row sums below 1: the share's mean over all "
-    "queries stands above the map."
+    "Where a learned sink takes a share of each query's probability, rows sum below 1: that share, mean over all "
+    "queries, stands above the map."
 )
 
 DEPTH = "The x axis is relative depth, (layer - 1)/(layers - 1): 0 is a model's first layer, 1 its last."
@@ -105,7 +105,7 @@ def _windows(frame: pd.DataFrame) -> str:
         return ""
     hidden = frame[frame["first_token_visible"] < 1]
     parts = [
-        f"to {share:.0%} of the queries in layers {_numbers(rows['layer'])} of {model}"
+        f"to {share:.0%} of the queries in layer{'s' * (len(rows) > 1)} {_numbers(rows['layer'])} of {model}"
         for (model, share), rows in hidden.groupby(["model", "first_token_visible"], sort=False)
     ]
     return f" The first token is visible {', '.join(parts)}."
