@@ -6,18 +6,21 @@ table of measures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.measures import Measure
 from gattn_viz.metrics.over_prompts import Array, ModelSums, Rows
 
 By = Literal["head", "layer", "model"]
+X = Literal["layer", "depth"]
+"""What a figure by layer has on its x axis."""
 
 POSITIONS = ["top_sink_position", "max_activation_position", "max_activation_channel"]
 
@@ -35,6 +38,26 @@ def to_frame(rows: Sequence[Rows]) -> pd.DataFrame:
     """Rows under each other."""
     frame = pd.DataFrame({name: np.concatenate([part[name] for part in rows]) for name in rows[0]})
     return frame.astype({name: "int64" for name in POSITIONS if name in frame})
+
+
+def check_x(x: str) -> None:
+    """Raise if this is no x axis."""
+    if x not in get_args(X):
+        raise GattnVizError(f"x is {x!r}; expected {' or '.join(get_args(X))}")
+
+
+def with_depth(frame: pd.DataFrame, n_layers: Mapping[str, int]) -> pd.DataFrame:
+    """A table by layer with the column `depth` after it, so that models of different depth share an axis.
+
+    Relative depth is (layer - 1)/(layers - 1): 0 at the first layer, 1 at the last, and 0 where there is one only.
+
+    Args:
+        n_layers: how many layers each model has, those without softmax attention too.
+    """
+    layers = frame["model"].map(n_layers)
+    found = frame.copy()
+    found.insert(list(frame).index("layer") + 1, "depth", (frame["layer"] - 1) / (layers - 1).clip(lower=1))
+    return found
 
 
 def table_rows(sums: ModelSums, by: By = "head", prompt: str | None = None) -> Rows:

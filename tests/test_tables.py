@@ -385,9 +385,17 @@ def assert_same_interval(table: pd.DataFrame, name: str, low: np.ndarray, high: 
         assert off.isna().all() or off.max() < 0.06, (name, end)
 
 
+def test_relative_depth() -> None:
+    frame = pd.DataFrame({"model": ["a", "a", "hybrid", "one"], "layer": [1, 3, 4, 1], "value": 1.0})
+    found = tables.with_depth(frame, {"a": 3, "hybrid": 8, "one": 1})
+    assert list(found) == ["model", "layer", "depth", "value"]
+    assert found.depth.tolist() == [0, 1, 3 / 7, 0]
+    assert "depth" not in frame
+
+
 class TestIntervals:
     def test_where_they_stand(self) -> None:
-        cases = [make_case(4, n, learned_sinks=[1]) for n in range(3)]
+        cases = [make_case(4, n) for n in range(3)]
         table = tables.summarise([sums_of(cases, bootstrap=Bootstrap(0.8, 5, 30))], "model")
         without = tables.summarise([sums_of(cases)], "model")
         columns = list(table.columns)
@@ -399,6 +407,9 @@ class TestIntervals:
         for name in have:
             at = columns.index(name)
             assert columns[at : at + 3] == [name, f"{name}_ci_low", f"{name}_ci_high"]
+            if name == "learned_sink_mass":  # none of these has one
+                assert table[columns[at : at + 3]].isna().all(axis=None)
+                continue
             assert table[f"{name}_ci_low"].item() <= table[name].item() <= table[f"{name}_ci_high"].item()
         assert columns[-3:] == ["ci", "ci_seed", "ci_resamples"]
         assert table[columns[-3:]].to_numpy().tolist() == [[0.8, 5, 30]]

@@ -29,8 +29,8 @@ EXAMPLE = "Example: gattn-viz compare -m baseline -m gate_headwise -o comparison
 COSTS = "Time and memory"
 
 CURVE_COLUMNS = [
-    "model", "layer", "first_token_mass", "first_token_mass_ci_low", "first_token_mass_ci_high", "uniform_null",
-    "n_prompts", "n_queries", "tokens", "first_row", "ci", "ci_seed", "ci_resamples",
+    "model", "layer", "depth", "first_token_mass", "first_token_mass_ci_low", "first_token_mass_ci_high",
+    "uniform_null", "n_prompts", "n_queries", "tokens", "first_row", "ci", "ci_seed", "ci_resamples",
 ]  # fmt: skip
 
 
@@ -99,6 +99,7 @@ def compare(
         ),
     ] = False,
     layers: figure_output.Layers = None,
+    x: figure_output.X = "layer",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -147,6 +148,7 @@ def compare(
             options=CompareOptions(first_row=first_row, sink_threshold=sink_threshold, below=below),
             rounds=0 if no_time else rounds,
             time_tokens=time_tokens,
+            x=x,
             run=run,
             progress=progress,
             on_model=recorder.on_model if to_files else None,
@@ -168,7 +170,8 @@ def compare(
         directory = _Directory(output, output_format, recorder, found)
         print(directory.write_table("comparison.csv", "table", _csv(found.table)))
         print(directory.write_table("comparison.md", "table", to_markdown(found.table, ci)))
-        print(directory.write_table("first_token_by_layer.csv", "layers", _csv(found.layers[CURVE_COLUMNS])))
+        curves = _csv(found.layers.filter(CURVE_COLUMNS))
+        print(directory.write_table("first_token_by_layer.csv", "layers", curves))
         print(directory.write_curves(found.layers))
         print(directory.write_grid(maps))
 

@@ -33,6 +33,14 @@ WithCsv = Annotated[
     typer.Option("--csv", help="Write what is drawn beside it too, as CSV.", rich_help_panel=options.OUTPUT),
 ]
 Scale = Annotated[Literal["linear", "sqrt", "log"], typer.Option(help="How values become colours.")]
+X = Annotated[
+    Literal["layer", "depth"],
+    typer.Option(
+        "--x",
+        help="Of figures by layer: the layer, or the relative depth (layer - 1)/(layers - 1), from 0 to 1, which "
+        "models of different depth share.",
+    ),
+]
 Vmax = Annotated[
     float | None,
     typer.Option(

@@ -63,6 +63,7 @@ def figures(
         bool, typer.Option("--list", help="Say what each figure shows, and which of the paper's it is.")
     ] = False,
     layers: figure_output.Layers = None,
+    x: figure_output.X = "layer",
     first_row: Annotated[
         Literal["exclude", "include"],
         typer.Option(help="Whether the first query, which sees itself alone, counts in first_token_mass."),
@@ -127,6 +128,7 @@ def figures(
             figures=chosen,
             layers=some_layers,  # type: ignore[arg-type]
             first_row=first_row,
+            x=x,
             run=options.run_of(ctx),
             progress=progress,
             on_model=recorder.on_model,

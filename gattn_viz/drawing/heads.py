@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from gattn_viz.drawing.words import counts_in_words
 from gattn_viz.errors import GattnVizError
 from gattn_viz.figures.matrix import Bar, Matrix, matrix_grid
 from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
@@ -150,8 +151,7 @@ def _data(table: pd.DataFrame) -> str:
     said = ""
     for column, one, many in (("n_prompts", "prompt", "prompts"), ("tokens", "token", "tokens")):
         if column in table:
-            counts = list(dict.fromkeys(table[column]))
-            said += f", {' or '.join(f'{count:,}' for count in counts)} {one if counts == [1] else many}"
+            said += f", {counts_in_words(table, column)} {one if (table[column] == 1).all() else many}"
             said += " in the chat template" if column == "n_prompts" and table.attrs.get("chat") else ""
     return said
 

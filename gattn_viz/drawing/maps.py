@@ -14,7 +14,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from gattn_viz.drawing.words import counts_in_words
 from gattn_viz.errors import GattnVizError
+from gattn_viz.figures.by_layer import x_axis, x_column
 from gattn_viz.figures.curve_sheet import curve_sheet
 from gattn_viz.figures.curves import Curve
 from gattn_viz.figures.grid import map_grid, wrap_panels
@@ -23,7 +25,7 @@ from gattn_viz.figures.scale import ColorScale, ScaleKind, shared_range
 from gattn_viz.metrics.measures import sink_keys
 from gattn_viz.metrics.pooling import Buckets
 from gattn_viz.pipeline import AttentionMaps, GateMaps
-from gattn_viz.pipeline.captions import LEARNED_SINKS
+from gattn_viz.pipeline.captions import DEPTH, LEARNED_SINKS
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,13 @@ def draw_grid(sets: Sequence[AttentionMaps], *, look: Look = Look(), scale: Colo
     rows = [_mean_panels(maps) for maps in sets]
     scale = scale or color_scale(sets, look)
     heads = {heads_in_words(maps, mean=True) for maps in sets}
-    views = dict.fromkeys(maps.cells.in_words() for maps in sets)
+    views = {maps.cells.in_words() for maps in sets}
+    view = views.pop() if len(views) == 1 else "; ".join(f"{maps.model}: {maps.cells.in_words()}" for maps in sets)
     checkpoints = "; ".join(f"{maps.model}: {maps.checkpoint}, {maps.dtype} on {maps.device}" for maps in sets)
     return map_grid(
         rows,
         title=f"{' or '.join(dict.fromkeys(maps.quantity.title for maps in sets))}, "
-        f"{heads.pop() if len(heads) == 1 else 'mean over heads'}, {' or '.join(views)}",
+        f"{heads.pop() if len(heads) == 1 else 'mean over heads'}, {view}",
         footnote=f"{_prompt(sets[0])}. {checkpoints}. {_range_in_words(sets, scale)}{_formulas(sets)}"
         f"{_order_in_words(sets)}{_sinks_in_words(sets)}{_windows_in_words(sets)}",
         colorbar_label=_unit(sets),
@@ -232,24 +235,27 @@ def draw_first_token(layers: pd.DataFrame, *, font: str | None = None) -> Figure
     """First-token mass against the layer, a curve a model, beside what uniform attention would give.
 
     Args:
-        layers: `compare(...).layers`, or `sink_stats(by="layer")`; a band is the interval, if it has any.
+        layers: `compare(...).layers`, or `sink_stats(by="layer")`; a band is the interval, if it has any. Over its
+            column `depth`, if it has that.
         font: a family or font file to prefer for names.
     """
     curves = []
     for model, rows in layers.groupby("model", sort=False):
         low, high = (rows.get(f"first_token_mass_ci_{end}") for end in ("low", "high"))
-        curves.append(Curve(str(model), rows["layer"], rows["first_token_mass"], low, high))
+        curves.append(Curve(str(model), rows[x_column(layers)], rows["first_token_mass"], low, high))
     first = layers.iloc[0]
     prompts = "1 prompt" if first["n_prompts"] == 1 else f"{first['n_prompts']} prompts"
     prompts += " in the chat template" if layers.attrs.get("chat") else ""
-    tokens = " or ".join(f"{count:,}" for count in dict.fromkeys(layers["tokens"]))
+    tokens = counts_in_words(layers, "tokens")
+    by_depth = x_column(layers) == "depth"
+    depth = f" {DEPTH}" if by_depth else ""
     few = ", too narrow: the prompts are few" if first["n_prompts"] < 10 else ""
     band = f" Bands are {100 * first['ci']:g}% intervals over prompts{few}." if curves[0].low is not None else ""
     return curve_sheet(
         curves,
-        title=f"first-token mass by layer, mean over heads, {prompts}",
-        footnote=f"{tokens} tokens together; first query {first['first_row']}d.{band}",
-        x_label="layer",
+        title=f"first-token mass by {'relative depth' if by_depth else 'layer'}, mean over heads, {prompts}",
+        footnote=f"{tokens} tokens together; first query {first['first_row']}d.{band}{depth}",
+        **x_axis(layers),
         y_label="attention to the first token",
         null=list(dict.fromkeys(layers["uniform_null"])),
         font=font,

@@ -1,11 +1,13 @@
 """Figures with a value for each layer: one panel, or several that share their axes.
 
-Each function takes the table that its figure shows, a row a point, and draws nothing else.
+Each function takes the table that its figure shows, a row a point, and draws nothing else. Where the table has a
+column `depth`, that is the x axis, from 0 to 1, in place of the layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -27,6 +29,13 @@ _LEGEND = 0.3
 MASS = "first-token mass"
 
 
+class XAxis(TypedDict):
+    """Two of the arguments of `draw_curves`."""
+
+    x_label: str
+    x_ends: tuple[float, float] | None
+
+
 def draw_first_token_by_layer(
     frame: pd.DataFrame, *, kind: StyleKind = "paper", width: float | None = None, font: str | None = None
 ) -> Figure:
@@ -42,7 +51,7 @@ def draw_first_token_by_layer(
         figure, axes = _sheet(1, 1, kind, width or figure_width(kind))
         curves = _curves(frame, "first_token_mass")
         null = frame["uniform_null"].tolist()
-        lines = draw_curves(axes[0][0], curves, x_label="layer", y_label=MASS, null=null, legend=False)
+        lines = draw_curves(axes[0][0], curves, **x_axis(frame), y_label=MASS, null=null, legend=False)
         draw_legend(figure, lines, font)
     return figure
 
@@ -59,7 +68,7 @@ def draw_gate_by_layer(
     with style(kind):
         figure, axes = _sheet(1, 1, kind, width or figure_width(kind))
         curves = _curves(frame, "gate_mean")
-        lines = draw_curves(axes[0][0], curves, x_label="layer", y_label="mean gate score", legend=False)
+        lines = draw_curves(axes[0][0], curves, **x_axis(frame), y_label="mean gate score", legend=False)
         draw_legend(figure, lines, font)
     return figure
 
@@ -80,7 +89,7 @@ def draw_output_magnitude(
         for ax, stage in zip(axes, stages, strict=True):
             curves = _curves(frame[frame["stage"] == stage], "mean_abs")
             label = "mean abs attention output" if ax is axes[0] else ""
-            lines += draw_curves(ax, curves, x_label="layer", y_label=label, log_y=True, legend=False)
+            lines += draw_curves(ax, curves, **x_axis(frame), y_label=label, log_y=True, legend=False)
             ax.set_title(_stage(stage), loc="left")
         _share_y(axes)
         _legend_of_all(figure, lines, font)
@@ -104,8 +113,8 @@ def draw_output_sparsity(
             for ax, stage in zip(row, stages, strict=True):
                 rows = frame[(frame["stage"] == stage) & (frame["threshold"] == threshold)]
                 label = f"share < {threshold:g}" if ax is row[0] else ""
-                bottom = "layer" if row is axes[-1] else ""
-                lines += draw_curves(ax, _curves(rows, "share_below"), x_label=bottom, y_label=label, legend=False)
+                x = x_axis(frame, row is axes[-1])
+                lines += draw_curves(ax, _curves(rows, "share_below"), **x, y_label=label, legend=False)
                 if row is axes[0]:
                     ax.set_title(_stage(stage), loc="left")
             _share_y(row)
@@ -129,14 +138,13 @@ def draw_sinks_and_activations(
         nulls: list[Line2D] = []
         for model, (left, right) in zip(models, axes, strict=True):
             rows = frame[frame["model"] == model]
-            bottom = "layer" if model == models[-1] else ""
+            x = x_axis(frame, model == models[-1])
             [mass] = _curves(rows, "first_token_mass", models)
-            _, *null = draw_curves(
-                left, [mass], x_label=bottom, y_label=MASS, null=rows["uniform_null"].tolist(), legend=False
-            )
+            of_rows = rows["uniform_null"].tolist()
+            _, *null = draw_curves(left, [mass], **x, y_label=MASS, null=of_rows, legend=False)
             nulls += null
             [activation] = _curves(rows, "max_activation", models)
-            draw_curves(right, [activation], x_label=bottom, y_label="max activation", log_y=True, legend=False)
+            draw_curves(right, [activation], **x, y_label="max activation", log_y=True, legend=False)
             families, (name,) = fit_fonts([model], font)
             text = wrap_text(name, wide * 0.42, points("axes.titlesize"), families, lines=1)
             left.set_title(text, loc="left", fontfamily=families, parse_math=False)
@@ -163,12 +171,24 @@ def _curves(frame: pd.DataFrame, column: str, models: Sequence[str] | None = Non
     return [
         Curve(
             str(model),
-            rows["layer"].to_numpy(),
+            rows[x_column(frame)].to_numpy(),
             rows[column].to_numpy(float, na_value=np.nan),
             look=looks[str(model)],
         )
         for model, rows in frame.groupby("model", sort=False)
     ]
+
+
+def x_column(frame: pd.DataFrame) -> str:
+    """Which column is the x axis."""
+    return "depth" if "depth" in frame else "layer"
+
+
+def x_axis(frame: pd.DataFrame, named: bool = True) -> XAxis:
+    """The x axis as `draw_curves` takes it; without its name if it stands below another panel's."""
+    if x_column(frame) == "layer":
+        return {"x_label": "layer" if named else "", "x_ends": None}
+    return {"x_label": "relative depth" if named else "", "x_ends": (0, 1)}
 
 
 def _stage(stage: str) -> str:

@@ -25,6 +25,7 @@ def curve_sheet(
     x_label: str,
     y_label: str,
     null: float | Sequence[float] | None = None,
+    x_ends: tuple[float, float] | None = None,
     kind: StyleKind = "screen",
     width: float = 5.6,
     font: str | None = None,
@@ -46,7 +47,7 @@ def curve_sheet(
         figure = Figure(figsize=(width, _HEIGHT))
         FigureCanvasAgg(figure)
         axes = figure.add_axes((_SIDES / width, 0.2, (inner - _SIDES) / width, 0.6))
-        draw_curves(axes, curves, x_label=x_label, y_label=y_label, null=null, font=font)
+        draw_curves(axes, curves, x_label=x_label, y_label=y_label, null=null, font=font, x_ends=x_ends)
         legend = axes.get_legend()
         assert legend is not None
         legend_band = legend.get_window_extent().height / figure.dpi

@@ -93,6 +93,7 @@ def draw_curves(
     log_y: bool = False,
     legend: bool = True,
     font: str | None = None,
+    x_ends: tuple[float, float] | None = None,
 ) -> list[Line2D]:
     """Draw curves into `axes`, with a legend above them.
 
@@ -107,6 +108,7 @@ def draw_curves(
         null_label: the legend's word for it.
         legend: whether there is one.
         font: a family or font file to prefer, see `fonts.fit_fonts`.
+        x_ends: of the x axis; None is those of the curves.
 
     Returns:
         A line for each curve, in their order, then one for each value of `null`.
@@ -122,6 +124,10 @@ def draw_curves(
         label = null_label if n == 0 else "_"
         lines.append(axes.axhline(value, color=MUTED, linestyle=_NULL, linewidth=1.0, label=label, zorder=1))
     _limit_axes(axes, curves, log_y)
+    if x_ends is not None:
+        air = 0.03 * (x_ends[1] - x_ends[0])
+        axes.set_xticks(np.linspace(*x_ends, 5))
+        axes.set_xlim(x_ends[0] - air, x_ends[1] + air)
     axes.set_xlabel(x_label, parse_math=False)
     axes.set_ylabel(y_label, parse_math=False)
     if legend:

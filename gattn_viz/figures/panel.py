@@ -61,7 +61,10 @@ class Positions:
 
 def map_title(name: str, learned_sink: float = np.nan) -> str:
     """What stands above a map whose rows sum to 1, but for the mean share that a learned sink takes of them."""
-    return name if np.isnan(learned_sink) else f"{name}, learned sink {learned_sink:.2g}"
+    if np.isnan(learned_sink):
+        return name
+    share = f"{learned_sink:.2f}" if learned_sink >= 0.005 else "<0.01"
+    return f"{name}, sink {share}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,8 @@ class Options:
     """What a person may choose about the measures.
 
     Attributes:
-        first_row: whether query 1, which can only attend to itself, counts in `first_token_mass`.
+        first_row: whether query 1, which can only attend to itself, counts in `first_token_mass` and in what goes
+            with it: `uniform_null`, `first_token_visible`, `learned_sink_mass`.
         sink_threshold: the eps of `sink_rate`.
     """
 

@@ -13,9 +13,11 @@ import pandas as pd
 from gattn_viz.pipeline.paper import ModelRun, PaperData
 
 LEARNED_SINKS = (
-    "Where a learned sink takes a share of a query's probability its row sums below 1: the share's mean over all "
-    "queries stands above the map."
+    "Where a learned sink takes a share of each query's probability, rows sum below 1: that share, mean over all "
+    "queries, stands above the map."
 )
+
+DEPTH = "The x axis is relative depth, (layer - 1)/(layers - 1): 0 is a model's first layer, 1 its last."
 
 MOST_IDS = 3
 """Ids of prompts that are written out."""
@@ -27,6 +29,8 @@ def caption(name: str, data: PaperData) -> str:
     shown = _shown(frame, data)
     left_out = [run.model for run in data.models if run not in shown]
     parts = [_BODIES[name](frame, data), _models(shown)]
+    if "depth" in frame:
+        parts.insert(1, DEPTH)
     if left_out:
         parts.append(f"Without a gate, and so left out: {', '.join(left_out)}.")
     if name != "attention_maps":
@@ -99,8 +103,11 @@ def _first_row(data: PaperData) -> str:
 
 
 def _null(frame: pd.DataFrame) -> str:
-    values = list(dict.fromkeys(f"{value:.3g}" for value in frame["uniform_null"].dropna()))
-    return f"Uniform attention would give {' or '.join(values)} on the same prompts"
+    nulls = {
+        model: " or ".join(dict.fromkeys(f"{value:.3g}" for value in rows["uniform_null"].dropna()))
+        for model, rows in _by_model(frame)
+    }
+    return f"Uniform attention would give {_of_each(nulls)} on the same prompts"
 
 
 def _windows(frame: pd.DataFrame) -> str:
@@ -109,7 +116,7 @@ def _windows(frame: pd.DataFrame) -> str:
         return ""
     hidden = frame[frame["first_token_visible"] < 1]
     parts = [
-        f"to {share:.0%} of the queries in layers {_numbers(rows['layer'])} of {model}"
+        f"to {share:.0%} of the queries in layer{'s' * (len(rows) > 1)} {_numbers(rows['layer'])} of {model}"
         for (model, share), rows in hidden.groupby(["model", "first_token_visible"], sort=False)
     ]
     return f" The first token is visible {', '.join(parts)}."
@@ -124,7 +131,8 @@ def _first_token_by_layer(frame: pd.DataFrame, data: PaperData) -> str:
 
 
 def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
-    size, tokens = int(frame["cell"].max()), list(dict.fromkeys(frame["tokens"]))
+    size = int(frame["cell"].max())
+    tokens = {model: f"{rows['tokens'].iloc[0]:,}" for model, rows in _by_model(frame)}
     layers = {model: _numbers(rows["layer"]) for model, rows in _by_model(frame)}
     which = set(layers.values())
     asked = which.pop() if len(which) == 1 else "; ".join(f"{model} {text}" for model, text in layers.items())
@@ -132,7 +140,7 @@ def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
     sinks = f" {LEARNED_SINKS}" if "learned_sink_mass" in frame else ""
     return (
         f"Attention probabilities of queries (rows) to keys (columns), mean over heads{pooled}. Layers {asked}. "
-        f"Prompt {frame['prompt'].iloc[0]}{_chat(data.models[0])}, T = {' or '.join(f'{t:,}' for t in tokens)}; "
+        f"Prompt {frame['prompt'].iloc[0]}{_chat(data.models[0])}, T = {_of_each(tokens)}; "
         "the first query too. "
         f"One linear colour range, 0 to {frame['probability'].max():.3g}; keys after the query are blank."
         f"{sinks}"
@@ -214,6 +222,12 @@ def _by_model(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _listed(by_model: dict[str, str]) -> str:
     return ", ".join(f"{model} {value}" for model, value in by_model.items())
+
+
+def _of_each(by_model: dict[str, str]) -> str:
+    """What all models have in common, or each model's own: `28 (a), 30 (b)`."""
+    alike = len(set(by_model.values())) == 1
+    return next(iter(by_model.values())) if alike else ", ".join(f"{v} ({name})" for name, v in by_model.items())
 
 
 def _numbers(layers: pd.Series) -> str:

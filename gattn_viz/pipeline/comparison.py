@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from gattn_viz import tables
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.layers import backbone
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.bootstrap import Bootstrap
@@ -60,6 +61,7 @@ def compare(
     options: CompareOptions = CompareOptions(),
     rounds: int = 5,
     time_tokens: int | None = None,
+    x: tables.X = "layer",
     run: Run = Run(),
     progress: Progress | None = None,
     on_model: OnModel | None = None,
@@ -76,6 +78,7 @@ def compare(
         rounds: of timing. All models must be in memory together for it; 0 times nothing, and needs one at a time.
         time_tokens: T of the prompt that is timed and whose multiply-adds are counted: each model's longest,
             repeated or cut. None is the baseline's longest.
+        x: `depth` gives `layers` a column of relative depth, over which `draw_first_token` then draws.
         on_model: see `OnModel`.
 
     Raises:
@@ -83,6 +86,7 @@ def compare(
             take, or what `sink_stats` raises.
     """
     reference = _baseline(baseline, find_models(models, run))
+    tables.check_x(x)
     if rounds < 0:
         raise GattnVizError(f"rounds is {rounds}; expected 1 or more, or 0 to time nothing")
     if time_tokens is not None and time_tokens < 1:
@@ -94,6 +98,7 @@ def compare(
         config = loaded.config.get_text_config()
         seen[label] = _Seen(
             count_costs(loaded.model),
+            len(anatomy(loaded.model).layers),
             [prompt.ids for prompt in encoded],
             getattr(config, "max_position_embeddings", None),
             loaded if rounds else None,
@@ -120,6 +125,8 @@ def compare(
         found[label] |= rows
     table = _tidy(found, reference)
     layers = tables.summarise(sums, "layer")
+    if x == "depth":
+        layers = tables.with_depth(layers, {label: one.layers for label, one in seen.items()})
     for frame in (table, layers):
         frame.attrs |= {**values.attrs, "baseline": reference}
     return Comparison(table, layers)
@@ -130,6 +137,7 @@ class _Seen:
     """What is kept of a model once its prompts have run; the model itself only if it is to be timed."""
 
     costs: Costs
+    layers: int
     ids: list[list[int]]
     max_positions: int | None
     loaded: LoadedModel | None

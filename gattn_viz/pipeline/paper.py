@@ -126,11 +126,13 @@ class FrameKind:
         measures: what has to be measured for it.
         build: makes it.
         needs_gate: whether it is empty without a gate.
+        by_layer: whether its figure has the layer on the x axis.
     """
 
     measures: tuple[str, ...]
     build: Callable[[Measured], pd.DataFrame]
     needs_gate: bool = False
+    by_layer: bool = False
 
 
 def paper_data(
@@ -140,6 +142,7 @@ def paper_data(
     figures: Sequence[str] | None = None,
     layers: Sequence[int] | Literal["all"] | None = None,
     first_row: FirstRow = "exclude",
+    x: tables.X = "layer",
     run: Run = Run(),
     progress: Progress | None = None,
     on_model: OnModel | None = None,
@@ -153,12 +156,14 @@ def paper_data(
         figures: names in `FRAMES`; None is all.
         layers: of the maps, see `attention_maps`.
         first_row: whether the first query counts in `first_token_mass`.
+        x: `depth` gives the tables of figures by layer a column of relative depth, over which they are then drawn.
 
     Raises:
         GattnVizError: no such figure; only figures of gates are asked for and no model has one; a model, prompt or
             layer that cannot be used.
     """
     chosen = choose_figures(figures)
+    tables.check_x(x)
     if all(FRAMES[name].needs_gate for name in chosen) and not any_gate(models, run):
         raise GattnVizError(
             f"no gate in {', '.join(find_models(models, run))}, and nothing else was asked for than "
@@ -179,6 +184,8 @@ def paper_data(
     measured.maps.extend(maps)
     for name in chosen:
         frame = FRAMES[name].build(measured)
+        if x == "depth" and FRAMES[name].by_layer and not frame.empty:
+            frame = tables.with_depth(frame, {run.model: run.layers for run in data.models})
         if frame.empty:
             log.warning("%s: no model has a gate: left out", name)
         else:
@@ -377,7 +384,9 @@ SPARSITY = tuple(f"output_{stage}_below_{n}" for stage in ("before", "after", "s
 
 FRAMES: dict[str, FrameKind] = {
     "first_token_by_layer": FrameKind(
-        ("first_token_mass", "uniform_null", "first_token_visible"), _columns("first_token_mass", "uniform_null")
+        ("first_token_mass", "uniform_null", "first_token_visible"),
+        _columns("first_token_mass", "uniform_null"),
+        by_layer=True,
     ),
     "attention_maps": FrameKind((), _attention_maps),
     # the median for its histogram
@@ -385,13 +394,14 @@ FRAMES: dict[str, FrameKind] = {
     "gate_distribution_by_layer": FrameKind(
         ("gate_mean", "gate_q50"), _gate_distribution_by_layer, needs_gate=True
     ),
-    "output_magnitude": FrameKind(("output_before", "output_after"), _output_magnitude),
-    "output_sparsity": FrameKind(SPARSITY, _output_sparsity),
+    "output_magnitude": FrameKind(("output_before", "output_after"), _output_magnitude, by_layer=True),
+    "output_sparsity": FrameKind(SPARSITY, _output_sparsity, by_layer=True),
     "sinks_and_activations": FrameKind(
         ("first_token_mass", "uniform_null", "first_token_visible", "max_activation"),
         _columns("first_token_mass", "uniform_null", "max_activation"),
+        by_layer=True,
     ),
-    "gate_by_layer": FrameKind(("gate_mean",), _columns("gate_mean"), needs_gate=True),
+    "gate_by_layer": FrameKind(("gate_mean",), _columns("gate_mean"), needs_gate=True, by_layer=True),
     "summary": FrameKind(
         ("first_token_mass", "uniform_null", "gate_mean", "max_activation", "perplexity"), _summary
     ),

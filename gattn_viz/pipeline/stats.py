@@ -206,7 +206,9 @@ def _measure_model(
             pools.setdefault(prompt, {})[layer.layer] = poolable(layer.sums)
         paths.update(layer.paths)
         seen, queries = sees_first.get(layer.layer, (0, 0))
-        sees_first[layer.layer] = seen + queries_of_key(layer.sums)[0], queries + layer.sums.tokens
+        counted = wanted.options.queries(layer.sums.tokens)
+        left_out = layer.sums.tokens - counted
+        sees_first[layer.layer] = seen + queries_of_key(layer.sums)[0] - left_out, queries + counted
         done += 1
         if progress is not None:
             progress(label, done, steps)

@@ -49,6 +49,14 @@ def test_all_of_them(cli: Cli, tmp_path: Path, tiny_trio: Path) -> None:
     assert "2 prompts (" in table
 
 
+def test_over_relative_depth(cli: Cli, tmp_path: Path) -> None:
+    done = cli("figures", *PROMPT, "--only", "gate_by_layer", "--x", "depth", "-o", "out", "--dpi", "40", "-q")
+    assert (done.code, done.err) == (0, "")
+    read = pd.read_csv(tmp_path / "out" / "gate_by_layer.csv")
+    assert read.depth.tolist() == [0, 0.5, 1] * 2
+    assert read_recipe(tmp_path / "out" / "gate_by_layer.png").options["x"] == "depth"
+
+
 def test_every_file_has_its_recipe(cli: Cli, tmp_path: Path) -> None:
     cli("figures", *PROMPT, "--only", "gate_by_layer,summary", "-o", "out", "--dpi", "40", "-q")
     out = tmp_path / "out"

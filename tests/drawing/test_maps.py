@@ -120,7 +120,7 @@ def test_the_grid_takes_the_mean_over_the_chosen_heads() -> None:
 
 def test_tokenizers_that_differ() -> None:
     figure = draw_grid([make_maps("a", tokens=6), make_maps("b", tokens=4)])
-    assert title(figure).endswith("T = 6 or T = 4")
+    assert title(figure) == "attention, mean over 4 heads, a: T = 6; b: T = 4"
 
 
 def test_figures_share_a_range_when_told() -> None:
@@ -293,7 +293,7 @@ def test_a_grid_of_pooled_heads() -> None:
 def test_models_of_different_length_have_views_of_their_own() -> None:
     view = MapView(max_cells=5)
     figure = draw_grid([make_maps("a", tokens=4, view=view), make_maps("b", tokens=6, view=view)])
-    assert title(figure) == "attention, mean over 4 heads, T = 4 or T = 6, max over 2 x 2 cells"
+    assert title(figure) == "attention, mean over 4 heads, a: T = 4; b: T = 6, max over 2 x 2 cells"
     shapes = [image.get_array().shape for ax in figure.axes for image in ax.images]
     assert shapes[:8] == [(4, 4)] * 4 + [(3, 3)] * 4
     assert [ax.get_xlabel() for ax in figure.axes[:8]] == ["key"] * 4 + ["key position"] * 4
@@ -330,7 +330,7 @@ def test_a_curve_a_model_and_the_uniform_null() -> None:
     assert [line.get_ydata()[0] for line in nulls] == [0.03, 0.04]  # type: ignore[index]
     assert len(axes.collections) == 0
     assert "mean over heads, 2 prompts" in words(figure)
-    assert "1,234 or 1,300 tokens together; first query excluded." in words(figure)
+    assert "1,234 (baseline), 1,300 (deep) tokens together; first query excluded." in words(figure)
     assert "Bands" not in words(figure)
 
 
@@ -338,6 +338,18 @@ def test_curves_say_the_chat_template() -> None:
     layers = layers_of("baseline", 4)
     layers.attrs["chat"] = True
     assert "mean over heads, 2 prompts in the chat template" in words(draw_first_token(layers))
+
+
+def test_curves_over_relative_depth() -> None:
+    layers = pd.concat([layers_of("baseline", 3), layers_of("one", 1)]).assign(depth=[0, 0.5, 1, 0])
+    figure = draw_first_token(layers)
+    [axes] = figure.axes
+    assert axes.lines[0].get_xdata().tolist() == [0, 0.5, 1]  # type: ignore[union-attr]
+    assert axes.get_xlabel() == "relative depth"
+    assert axes.get_xlim() == pytest.approx((-0.03, 1.03))
+    assert axes.get_xticks().tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert "first-token mass by relative depth, mean over heads" in words(figure)
+    assert "relative depth, (layer - 1)/(layers - 1): 0 is a model's first layer, 1 its last." in words(figure)
 
 
 def test_intervals_are_bands() -> None:

@@ -58,6 +58,27 @@ def test_a_line_a_model(draw: Callable[..., Figure], column: str, nulls: list[st
     assert (ax.get_xlabel(), ax.get_ylim()[0]) == ("layer", 0)
 
 
+def test_models_of_different_depth_share_the_axis() -> None:
+    frame = pd.concat([table(["a"], 3), table(["b"], 5)])
+    frame["depth"] = [0, 0.5, 1, 0, 0.25, 0.5, 0.75, 1]
+    stages = frame.assign(stage="before", mean_abs=0.1, threshold=0.01, share_below=0.5)
+    for draw, of in (
+        (draw_first_token_by_layer, frame),
+        (draw_gate_by_layer, frame),
+        (draw_sinks_and_activations, frame),
+        (draw_output_magnitude, stages),
+        (draw_output_sparsity, stages),
+    ):
+        axes = draw(of).axes
+        for ax in axes:
+            for line in ax.get_lines():
+                if line.get_label() in ("a", "b"):
+                    expected = frame.loc[frame["model"] == line.get_label(), "depth"]
+                    assert np.asarray(line.get_xdata()).tolist() == expected.tolist()
+            assert ax.get_xlim() == pytest.approx((-0.03, 1.03))
+        assert axes[-1].get_xlabel() == "relative depth"
+
+
 @pytest.mark.parametrize(("kind", "one", "two"), [("paper", 3.25, 6.75), ("screen", 5.5, 9.0)])
 def test_widths(kind: StyleKind, one: float, two: float) -> None:
     frame = table(TRIO)

@@ -14,7 +14,19 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gattn_viz import CompareOptions, Comparison, GattnVizError, Prompt, Run, compare, gate_stats, sink_stats
+from gattn_viz import (
+    CompareOptions,
+    Comparison,
+    GattnVizError,
+    Prompt,
+    Run,
+    caption,
+    compare,
+    draw_first_token,
+    gate_stats,
+    paper_data,
+    sink_stats,
+)
 from gattn_viz.metrics.bootstrap import Bootstrap
 from gattn_viz.metrics.compared import COMPARED_MEASURES, QUANTITIES
 from gattn_viz.pipeline import comparison
@@ -277,6 +289,38 @@ def test_other_tokens_and_a_family_of_which_no_gate_is_known(
         [row(found, "llama", name).value for name in ("gate_parameters", "gate_memory", "gate_mean")]
     ).all()
     assert "not known" in row(found, "llama", "gate_memory").note
+
+
+def test_models_of_other_tokens_and_another_depth_share_figures(tiny_trio: Path, other_family: Path) -> None:
+    models = ["gate_headwise", str(other_family)]
+    found = compared(tiny_trio, models, x="depth")
+    lengths = {model: f"{row(found, model, 'tokens').value:,.0f}" for model in ("gate_headwise", "llama")}
+    assert found.layers.layer.tolist() == [1, 2, 3, 1, 2]
+    assert found.layers.depth.tolist() == [0, 0.5, 1, 0, 1]
+    figure = draw_first_token(found.layers)
+    assert [np.asarray(line.get_xdata()).tolist() for line in figure.axes[0].lines[:2]] == [[0, 0.5, 1], [0, 1]]
+    words = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert f"{lengths['gate_headwise']} (gate_headwise), {lengths['llama']} (llama) tokens together" in words
+    assert "depth" not in compared(tiny_trio, models).layers
+
+    figures = ["first_token_by_layer", "attention_maps", "output_magnitude", "gate_by_layer"]
+    data = paper_data(models, PROMPTS, figures=figures, x="depth", run=Run(checkpoints=str(tiny_trio)))
+    for name, frame in data.frames.items():
+        assert ("depth" in frame) == (name != "attention_maps")
+    assert data.frames["first_token_by_layer"].depth.tolist() == [0, 0.5, 1, 0, 1]
+    assert data.frames["gate_by_layer"].depth.tolist() == [0, 0.5, 1]
+    said = caption("first_token_by_layer", data)
+    assert "The x axis is relative depth, (layer - 1)/(layers - 1)" in said
+    nulls = data.frames["first_token_by_layer"].groupby("model", sort=False).uniform_null.first()
+    assert f"would give {nulls.iloc[0]:.3g} (gate_headwise), {nulls.iloc[1]:.3g} (llama) on the same" in said
+    one, other = (run.lengths[0] for run in data.models)
+    assert f"T = {one} (gate_headwise), {other} (llama);" in caption("attention_maps", data)
+
+
+@pytest.mark.parametrize("function", [compare, paper_data])
+def test_an_x_axis_that_is_none(tiny_trio: Path, function: Callable[..., object]) -> None:
+    with pytest.raises(GattnVizError, match="x is 'heads'; expected layer or depth"):
+        function(["baseline", "gate_headwise"], x="heads", run=Run(checkpoints=str(tiny_trio)))
 
 
 @pytest.mark.parametrize(
