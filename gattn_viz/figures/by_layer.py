@@ -90,7 +90,7 @@ def draw_output_magnitude(
             curves = _curves(frame[frame["stage"] == stage], "mean_abs")
             label = "mean abs attention output" if ax is axes[0] else ""
             lines += draw_curves(ax, curves, **x_axis(frame), y_label=label, log_y=True, legend=False)
-            ax.set_title(_stage(stage), loc="left")
+            ax.set_title(_stage(stage, stages), loc="left")
         _share_y(axes)
         _legend_of_all(figure, lines, font)
     return figure
@@ -116,7 +116,7 @@ def draw_output_sparsity(
                 x = x_axis(frame, row is axes[-1])
                 lines += draw_curves(ax, _curves(rows, "share_below"), **x, y_label=label, legend=False)
                 if row is axes[0]:
-                    ax.set_title(_stage(stage), loc="left")
+                    ax.set_title(_stage(stage, stages), loc="left")
             _share_y(row)
         _legend_of_all(figure, lines, font)
     return figure
@@ -191,8 +191,10 @@ def x_axis(frame: pd.DataFrame, named: bool = True) -> XAxis:
     return {"x_label": "relative depth" if named else "", "x_ends": (0, 1)}
 
 
-def _stage(stage: str) -> str:
-    """`before` as it stands above a panel."""
+def _stage(stage: str, stages: Sequence[str]) -> str:
+    """`before` as it stands above a panel; where no model has a gate there is one panel."""
+    if list(stages) == ["before"]:
+        return "attention output, no gate"
     return f"{stage} the gate" if stage in ("before", "after") else stage.replace(" x ", " × ")
 
 

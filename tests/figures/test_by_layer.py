@@ -112,6 +112,8 @@ def test_magnitude_has_a_panel_a_stage_on_one_axis() -> None:
     colors = {line.get_color() for ax in figure.axes for line in ax.get_lines() if line.get_label() == TRIO[1]}
     assert colors == {VARIANT_COLORS[TRIO[1]]}
     assert legend(figure) == TRIO
+    alone = draw_output_magnitude(pd.DataFrame(rows[:2], columns=["model", "layer", "stage", "mean_abs"]))
+    assert [ax.get_title(loc="left") for ax in alone.axes] == ["attention output, no gate"]
 
 
 def test_sparsity_has_a_row_a_threshold_and_a_panel_a_stage() -> None:
