@@ -62,7 +62,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("parameters", "parameters", "parameters", ",.0f", "all of them, tied ones once"),
     Quantity(
         "gate_parameters", "of the gate", "parameters", ",.0f",
-        "those that compute the gate, biases included; empty for other families than the paper's",
+        "those that compute the gate, biases included; empty where no gate of the family is known",
     ),
     Quantity("gate_share", "share of the gate", "share of parameters", ".2%", "gate_parameters over parameters"),
     Quantity(

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gattn_viz.models.configuration import GatedQwen3Config
+from gattn_viz.models.gate_size import gate_size
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Costs:
     Attributes:
         parameters: all of them, tied ones once.
         gate_parameters: those that compute the gate, biases included. None where it is not known whether there is
-            a gate: the model is none of the paper's variants.
+            a gate: one of another family in which none is known.
         gate_bytes: of one token's gate scores, L x H x C of the model's dtype. In a forward pass each layer's are
             there while the layer runs; training keeps them all for the backward pass. None as above.
         linear: the weights of all linear layers, the language-model head with them and embeddings without.
@@ -81,25 +82,16 @@ def count_costs(model: PreTrainedModel) -> Costs:
         and any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     ]
     uncounted = f"weights outside of linear layers, such as {outside[0]}" if outside else unknown_layers
-    gated = isinstance(config, GatedQwen3Config)
+    gate = gate_size(model)
+    is_known = gate.kind is not None or isinstance(config, GatedQwen3Config)
     return Costs(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        gate_parameters=gate_parameters(config) if gated else None,
-        gate_bytes=_gate_scores(config) * model.dtype.itemsize if gated else None,
+        gate_parameters=gate.parameters if is_known else None,
+        gate_bytes=gate.scores * model.dtype.itemsize if is_known else None,
         linear=sum(_linear_weights(model)),
         attention=attention,
         uncounted=uncounted,
     )
-
-
-def gate_parameters(config: GatedQwen3Config) -> int:
-    """How many parameters compute the gate, biases included."""
-    return _gate_scores(config) * (config.hidden_size + (config.qkv_bias or config.attention_bias))
-
-
-def _gate_scores(config: GatedQwen3Config) -> int:
-    """Of one token: L x H x C."""
-    return config.num_hidden_layers * config.num_attention_heads * config.gate_channels
 
 
 def _linear_weights(model: PreTrainedModel) -> Iterator[int]:

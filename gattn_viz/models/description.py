@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.models.checkpoint_config import load_config
 from gattn_viz.models.configuration import GatedQwen3Config
-from gattn_viz.models.costs import gate_parameters
-from gattn_viz.models.gate_adapters import adapter_of, after_query, find_module, head_shape
+from gattn_viz.models.gate_size import gate_size
 from gattn_viz.models.libraries import quiet
 from gattn_viz.models.loading import load_tokenizer
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
@@ -87,7 +85,7 @@ def describe(source: ModelSource, trust_remote_code: bool = False) -> ModelDescr
     tokenizer = load_tokenizer(source, config, trust_remote_code=trust_remote_code)
     model = _without_weights(source, config, trust_remote_code)
     text = config.get_text_config()
-    gate, gate_place, gate_size = _gate(model, config)
+    gate = gate_size(model)
     heads = text.num_attention_heads
     kinds = Counter(getattr(text, "layer_types", None) or [])
     windowed = getattr(text, "use_sliding_window", True)
@@ -102,10 +100,10 @@ def describe(source: ModelSource, trust_remote_code: bool = False) -> ModelDescr
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         hidden_size=text.hidden_size,
-        gate=gate,
-        gate_place=gate_place,
+        gate=gate.kind or "none",
+        gate_place=gate.place,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        gate_parameters=gate_size,
+        gate_parameters=gate.parameters,
         dtype=str(config.dtype).removeprefix("torch.") if config.dtype else None,
         qkv_bias=any(module.bias is not None for module in queries) if queries else None,
         qk_norm=any(
@@ -120,27 +118,6 @@ def describe(source: ModelSource, trust_remote_code: bool = False) -> ModelDescr
         vocabulary=len(tokenizer),
         bos_token=tokenizer.bos_token,
     )
-
-
-def _gate(model: Any, config: Any) -> tuple[str, str | None, int]:
-    """What kind of gate a model has, where it comes from, and how many parameters compute it."""
-    if isinstance(config, GatedQwen3Config):
-        return config.gate or "none", "per KV group in q_proj" if config.gate else None, gate_parameters(config)
-    kinds, place, parameters = set(), None, 0
-    for module in model.modules():
-        adapter = adapter_of(module)
-        source = find_module(module, adapter.source) if adapter is not None else None
-        if adapter is None or not isinstance(source, nn.Linear):
-            continue
-        shape = head_shape(module, config.get_text_config())
-        output = torch.empty(1, 1, source.out_features)
-        logits = adapter.layout(output, shape)
-        if logits is None:
-            continue
-        kinds.add("headwise" if logits.shape[-1] == 1 else "elementwise")
-        place = f"{adapter.activation} of {adapter.source}{', per head' * (adapter.layout is after_query)}"
-        parameters += logits.numel() * (source.in_features + (source.bias is not None))
-    return " and ".join(sorted(kinds, reverse=True)) or "none", place, parameters
 
 
 def _without_weights(source: ModelSource, config: Any, trust_remote_code: bool) -> Any:

@@ -191,7 +191,7 @@ def _check_positions(seen: Mapping[str, _Seen], tokens: int) -> None:
 
 def _counted(one: _Seen, tokens: int) -> Values:
     costs = one.costs
-    no_gate = "" if costs.gate_parameters is not None else "whether it has a gate is not known of this family"
+    no_gate = "" if costs.gate_parameters is not None else "no gate is known of this family"
     share = None if costs.gate_parameters is None else costs.gate_parameters / costs.parameters
     return {
         "tokens": _Value(sum(map(len, one.ids)), f"{len(one.ids)} prompts", compared=False),

@@ -9,12 +9,9 @@ import pytest
 import transformers
 from transformers import AutoModelForCausalLM
 
-from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.description import _gate, describe
+from gattn_viz.models.description import describe
 from gattn_viz.models.names import resolve
-from tests.capture.gated_families import GATED, present
-from tests.capture.gated_families import gated_model as family_of
 from tests.models.checkpoints import SIZES, edit_config, gated_model, save, save_as_official
 
 
@@ -88,23 +85,3 @@ def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
         f"model '{directory}': no model can be made from config.json ('nonsense'); expected sizes that fit "
         "together: correct it"
     )
-
-
-@pytest.mark.parametrize("name", [name for name, family in GATED.items() if family.gate and present(name)])
-def test_the_gate_of_other_families(name: str) -> None:
-    """From its modules alone, as the run of a few tokens finds it."""
-    model = family_of(name)
-    gates = anatomy(model).gates
-    kind, place, parameters = _gate(model, model.config)
-    assert kind == GATED[name].gate
-    assert place is not None
-    assert place.split()[-1 if "per head" not in place else -3].rstrip(",") == gates[0].adapter.source
-    sources = [gate.module(gate.adapter.source) for gate in gates]
-    shares = [
-        gate.channels * gate.shape.heads / source.out_features for gate, source in zip(gates, sources, strict=True)
-    ]
-    expected = sum(
-        share * sum(parameter.numel() for parameter in source.parameters())
-        for share, source in zip(shares, sources, strict=True)
-    )
-    assert parameters == pytest.approx(expected)
