@@ -69,6 +69,10 @@ def find_projection(layer: LayerCapture, received: Received, dtype: torch.dtype)
         raise _refusal(layer.layer, f"what its attention gives goes to a {type(module).__name__}, no linear layer")
     if module.weight.is_meta:
         raise _refusal(layer.layer, "the weights of its output projection are not in memory")
+    if type(module.weight) is not nn.Parameter:  # torchao's have a class of their own
+        raise _refusal(
+            layer.layer, f"the weights of its output projection are quantised, {type(module.weight).__name__}"
+        )
     return module
 
 
