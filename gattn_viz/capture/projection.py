@@ -56,6 +56,10 @@ def _checked(projection: nn.Module | None, layer: int) -> nn.Linear | Conv1D:
     assert isinstance(projection, (nn.Linear, Conv1D))
     if projection.weight.is_meta:
         raise _refusal(layer, "the weights of its output projection are not in memory")
+    if type(projection.weight) is not nn.Parameter:  # torchao's have a class of their own
+        raise _refusal(
+            layer, f"the weights of its output projection are quantised, {type(projection.weight).__name__}"
+        )
     return projection
 
 

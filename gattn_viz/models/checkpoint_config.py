@@ -11,6 +11,7 @@ from typing import Any
 
 import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.configuration import GATE_KEYS, GatedQwen3Config
@@ -41,6 +42,7 @@ def read_config(source: ModelSource, trust_remote_code: bool) -> tuple[Any, froz
             raise ValueError(f"it holds a {type(values).__name__}, expected an object with model_type and sizes")
         if not values:  # also what transformers makes of a repository without the file
             raise GattnVizError(f"model {source.name!r}: {no_file(source, 'config.json')}")
+        _check_quantisation(source, values)
         if _is_gated(values):
             unstated = frozenset(key for key in SETTLED_BY_WEIGHTS if values.get(key) is None)
             return _gated_config({key: values[key] for key in values.keys() - unstated}), unstated
@@ -48,6 +50,11 @@ def read_config(source: ModelSource, trust_remote_code: bool) -> tuple[Any, froz
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code, **where(source))
         _check_causal(source, config)
         return config, frozenset()
+
+
+def is_quantised(config: Any) -> bool:
+    """Whether config.json says that the weights are quantised."""
+    return getattr(config, "quantization_config", None) is not None
 
 
 def _is_gated(values: dict[str, Any]) -> bool:
@@ -80,6 +87,20 @@ def _check_model_type(source: ModelSource, values: dict[str, Any], trust_remote_
         f"{transformers.__version__} knows, or one of the keys {', '.join(GATE_KEYS)}: correct it, or upgrade "
         "transformers"
     )
+
+
+def _check_quantisation(source: ModelSource, values: dict[str, Any]) -> None:
+    """Refuse a method that transformers does not know: it would take the weights for what they are not."""
+    stated = values.get("quantization_config")
+    if not isinstance(stated, dict) or "quant_method" not in stated:  # which transformers itself reports
+        return
+    known = {name.partition("_4bit")[0].partition("_8bit")[0] for name in AUTO_QUANTIZATION_CONFIG_MAPPING}
+    if stated["quant_method"] not in known:
+        raise GattnVizError(
+            f"model {source.name!r} is quantised by {stated['quant_method']!r}, says config.json; expected a "
+            f"method that transformers {transformers.__version__} knows ({', '.join(sorted(known))}): choose "
+            "another checkpoint of the model"
+        )
 
 
 def _check_causal(source: ModelSource, config: Any) -> None:

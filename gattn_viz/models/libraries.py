@@ -29,6 +29,8 @@ REMEDIES = {
     "config.json": "expected a model's sizes in JSON: correct it, or copy the checkpoint again",
     "the tokenizer": "expected tokenizer.json and tokenizer_config.json: put the model's own beside config.json",
     "the weights": "expected a whole model.safetensors or pytorch_model.bin: copy or download it again",
+    "the quantised weights": "expected what quantization_config in config.json says, the library that reads "
+    "it and a device that it runs on: install it, or choose a checkpoint of the model that is not quantised",
     "the adapter": "expected what PEFT's save_pretrained wrote, for a model of these shapes: choose the one that "
     "it was trained on, or copy the adapter again",
     "the GGUF file": "expected one whole file of an architecture that transformers reads: take the model's own "

@@ -6,6 +6,7 @@ Auto classes. Code from a checkpoint is never run unless the caller trusts it.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.checkpoint_config import read_config
+from gattn_viz.models.checkpoint_config import is_quantised, read_config
 from gattn_viz.models.configuration import GatedQwen3Config
 from gattn_viz.models.gguf import place
 from gattn_viz.models.libraries import REMEDIES, explained, listed, no_conversion, quiet, where
@@ -108,9 +109,10 @@ def load(
         config = completed
         model, report = _load_weights(source, config, options)
     _check_weights(source, config, report)
+    if is_quantised(config):
+        _first_pass(source, model)
     if source.adapter is not None:
         model = add_adapter(model, source)
-    home = model.get_input_embeddings().weight.device
     return LoadedModel(
         source=source,
         model=model.eval(),
@@ -118,7 +120,7 @@ def load(
         config=model.config,
         variant=config.variant if isinstance(config, GatedQwen3Config) else None,
         dtype=model.dtype,
-        device=torch.device("cpu") if home.type == "meta" else home,  # accelerate moves ids of offloaded layers
+        device=_home(model),
     )
 
 
@@ -183,7 +185,8 @@ def _load_weights(source: ModelSource, config: Any, options: dict[str, Any]) -> 
         model_class = GatedQwen3ForCausalLM
         options = {**options, "trust_remote_code": False}
     found = where(source)
-    with quiet(), no_conversion(), explained(source, "the weights"):
+    what = "the quantised weights" if is_quantised(config) else "the weights"
+    with quiet(), no_conversion(), explained(source, what):
         return model_class.from_pretrained(
             place(source),
             config=config,
@@ -193,6 +196,26 @@ def _load_weights(source: ModelSource, config: Any, options: dict[str, Any]) -> 
             **options,
             **found,
         )
+
+
+def _first_pass(source: ModelSource, model: Any) -> None:
+    """Run the whole of a quantised model on a token, before its parts are run.
+
+    compressed-tensors unpacks weights then and not before, and a kernel that this device does not have shows.
+
+    Raises:
+        GattnVizError: it cannot be run.
+    """
+    # it says in each layer of each pass to what it casts
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    with quiet(), explained(source, "the quantised weights"), torch.no_grad():
+        model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=_home(model)))
+
+
+def _home(model: Any) -> torch.device:
+    """Where token ids go; accelerate moves those of embeddings that it has offloaded."""
+    device = model.get_input_embeddings().weight.device
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def _completed(config: Any, unstated: frozenset[str], report: dict[str, Any]) -> GatedQwen3Config | None:

@@ -288,7 +288,7 @@ def test_other_tokens_and_a_family_of_which_no_gate_is_known(
     assert np.isnan(
         [row(found, "llama", name).value for name in ("gate_parameters", "gate_memory", "gate_mean")]
     ).all()
-    assert "not known" in row(found, "llama", "gate_memory").note
+    assert row(found, "llama", "gate_memory").note == "no gate is known of this family"
 
 
 def test_models_of_other_tokens_and_another_depth_share_figures(tiny_trio: Path, other_family: Path) -> None:
