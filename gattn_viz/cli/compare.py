@@ -105,6 +105,7 @@ def compare(
         typer.Option(
             "--output",
             "-o",
+            file_okay=False,
             metavar="DIR",
             help="Write tables and figures into a directory; - is CSV on stdout.",
             rich_help_panel=options.OUTPUT,

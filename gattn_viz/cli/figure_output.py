@@ -20,7 +20,12 @@ Layers = Annotated[
 Directory = Annotated[
     Path,
     typer.Option(
-        "--output", "-o", metavar="DIR", help="Where figures are written.", rich_help_panel=options.OUTPUT
+        "--output",
+        "-o",
+        file_okay=False,
+        metavar="DIR",
+        help="Where figures are written.",
+        rich_help_panel=options.OUTPUT,
     ),
 ]
 Format = Annotated[

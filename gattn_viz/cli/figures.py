@@ -87,7 +87,12 @@ def figures(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Where they are written.", rich_help_panel=options.OUTPUT
+            "--output",
+            "-o",
+            file_okay=False,
+            metavar="DIR",
+            help="Where they are written.",
+            rich_help_panel=options.OUTPUT,
         ),
     ] = Path("figs"),
     dpi: Annotated[
@@ -163,17 +168,22 @@ def _write(data: PaperData, recorder: Recorder, output: Path, dpi: int, look: di
     def write(text: str, name: str, recipe: Recipe) -> Path:
         return write_with_sidecar(text.encode(), recipe, output / name)
 
+    # all are drawn before the first file is written: one for which there is no room leaves nothing behind
+    figures = {
+        name: draw_paper_figure(name, frame, **look)
+        for name, frame in data.frames.items()
+        if PAPER_FIGURES[name].draw is not None
+    }
     written: list[Path] = []
     for name, frame in data.frames.items():
         written.append(write(_csv(frame), f"{name}.csv", recipe(name, "csv")))
-        if PAPER_FIGURES[name].draw is None:
+        if name not in figures:
             written.append(write(to_markdown(frame), f"{name}.md", recipe(name, "md")))
             written.append(write(to_latex(frame), f"{name}.tex", recipe(name, "tex")))
             continue
-        figure = draw_paper_figure(name, frame, **look)
         for kind in ("png", "pdf"):
             metadata = {"caption": caption(name, data), KEY: recipe(name, kind).to_json()}
-            written.append(save_figure(figure, output / f"{name}.{kind}", dpi=dpi, metadata=metadata))
+            written.append(save_figure(figures[name], output / f"{name}.{kind}", dpi=dpi, metadata=metadata))
     numbers = {name: figure.number for name, figure in PAPER_FIGURES.items()}
     written.append(write(captions(data, numbers), "captions.md", recipe(None, "md")))
     return written

@@ -50,11 +50,13 @@ class TableOutput:
         """`file` and `asked` are what --output and --format say.
 
         Raises:
-            typer.BadParameter: the file's suffix is of no format.
+            typer.BadParameter: the file's suffix is of no format, or it is a directory.
             GattnVizError: the format's library is not installed.
         """
         if file == Path("-"):
             file, asked = None, asked or "csv"
+        if file is not None and file.is_dir():
+            raise typer.BadParameter(f"--output {str(file)!r} is a directory; expected a file: name one in it")
         self._file, self._asked = file, asked
         self._format = _output_format(file, asked)
 

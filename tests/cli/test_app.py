@@ -309,3 +309,22 @@ def test_out_of_memory(cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Excepti
         assert line.startswith(f"gattn-viz: error: not enough memory ({str(error)[:30]}")
         assert advice in line
         assert line.endswith("or load the model with --dtype bfloat16")
+
+
+@pytest.mark.parametrize(
+    "command", ["maps", "heads", "gate-maps", "compare", "figures", "sink-stats", "gate-stats"]
+)
+def test_a_place_of_the_wrong_kind_is_said_before_a_model_is_loaded(
+    cli: Cli, tmp_path: Path, command: str
+) -> None:
+    """A file where a directory is expected, or a directory where a file is."""
+    place = tmp_path / "place"
+    if command.endswith("stats"):
+        place.mkdir()
+    else:
+        place.write_text("mine")
+    done = cli(command, "-o", "place")
+    assert done.code == 2
+    assert "place" in done.err
+    assert "->" not in done.err  # no model
+    assert place.is_dir() or place.read_text() == "mine"

@@ -188,3 +188,11 @@ def test_the_readme_s_figures_are_what_the_command_draws(tmp_path: Path) -> None
                 assert now[column].to_numpy() == pytest.approx(before[column].to_numpy(), rel=0.02, abs=20)
             else:
                 assert now[column].tolist() == before[column].tolist() or before[column].isna().any()
+
+
+def test_a_figure_without_room_leaves_nothing_behind(cli: Cli, tmp_path: Path) -> None:
+    only = ["--only", "first_token_by_layer,attention_maps"]
+    done = cli("figures", *PROMPT, *only, "--width", "2", "-o", "narrow")
+    assert done.code == 1
+    assert "no room" in done.err
+    assert not (tmp_path / "narrow").exists()
