@@ -30,6 +30,11 @@ GATES = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The README's commands, which run one after the other, come first: the other worker has the rest meanwhile."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     """The command line sets the package's logger up, and `-q` makes it silent: not for the next test."""
