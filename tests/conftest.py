@@ -31,7 +31,7 @@ GATES = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The README's commands, which run one after the other, come first: the other worker has the rest meanwhile."""
+    """The README's commands, which run one after the other, come first: the others run beside them."""
     items.sort(key=lambda item: item.path.name != "test_readme.py")
 
 

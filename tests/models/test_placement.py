@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.collector import Request
-from gattn_viz.capture.run import capture, verify_gates
+from gattn_viz.capture.run import capture
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models.loading import load
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
@@ -64,7 +65,7 @@ def test_layers_on_disk_are_captured_like_those_in_memory(shards: Path, tmp_path
     weights = [layer.self_attn.q_proj.weight.device.type for layer in model.model.layers]
     assert weights == ["cpu", "meta", "meta", "cpu"]
     assert places(model) == "cpu and disk"
-    verify_gates(model)
+    assert anatomy(model).gate_kind == "headwise"
     plain = load(resolve(str(shards))).model
     expected = capture(plain, PROMPTS, request_everything())
     assert_same_captures(capture(model, PROMPTS, request_everything()), expected)
@@ -82,7 +83,7 @@ def test_layers_on_disk_are_captured_like_those_in_memory(shards: Path, tmp_path
 def test_dispatched_by_accelerate(family: str, tmp_path: Path) -> None:
     """Weights that accelerate itself has written to a folder."""
     from accelerate import disk_offload
-    from tests.models.test_adapter import stock_model
+    from tests.models.test_peft_adapter import stock_model
 
     model = gated_model().float() if family == "gated" else stock_model(family)
     expected = capture(model, PROMPTS, Request(maps=frozenset({1, 2})))
@@ -138,7 +139,7 @@ def test_a_shard_that_is_missing(shards: Path) -> None:
 
 def test_an_adapter_on_weights_on_disk(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    from tests.models.test_adapter import save_adapter
+    from tests.models.test_peft_adapter import save_adapter
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
