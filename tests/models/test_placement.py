@@ -83,6 +83,7 @@ def test_layers_on_disk_are_captured_like_those_in_memory(shards: Path, tmp_path
 def test_dispatched_by_accelerate(family: str, tmp_path: Path) -> None:
     """Weights that accelerate itself has written to a folder."""
     from accelerate import disk_offload
+
     from tests.models.test_peft_adapter import stock_model
 
     model = gated_model().float() if family == "gated" else stock_model(family)
