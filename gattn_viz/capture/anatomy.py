@@ -13,7 +13,7 @@ Axis letters: T tokens, H query heads, V head_dim of values, C gate channels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,6 +39,7 @@ class Gate:
     Attributes:
         attention: the attention module.
         channels: scores of one head at one token, 1 or V.
+        is_late: whether it is computed after attention, from what the attention module takes.
         inferred: whether it was found by its effect, its class being unknown.
     """
 
@@ -46,6 +47,7 @@ class Gate:
     attention: nn.Module
     shape: HeadShape
     channels: int
+    is_late: bool = False
     inferred: bool = False
 
     @property
@@ -193,8 +195,8 @@ def _layer(seen: SeenLayer, kind: str, dtype: torch.dtype) -> Layer:
     elif type(projection) not in (nn.Linear, Conv1D):  # something that may have a gate in it, or one behind it
         gate = look.around()
         refusal = look.suspicion() if gate is None and projection is None else None
-    if gate is not None:
-        projection = gate.module(gate.adapter.reaches)
+    if gate is not None:  # what stands before it is no linear layer, and mixes what the keys give
+        projection = gate.module(gate.adapter.reaches) if gate.adapter.multiplies is None else None
     return Layer(kind, seen.attention, shape, gate, refusal, projection, seen.learned_sink)
 
 
@@ -224,7 +226,8 @@ class _Look:
                 f"attention output x gate is not what {adapter.reaches} receives (off by {off:.2g}, expected at "
                 f"most {allowed:.2g}): the gate cannot be trusted"
             )
-        return Gate(adapter, self.attention, self.shape, logits.shape[-1]), None
+        is_late = any(call is source for call in self.seen.after)
+        return Gate(adapter, self.attention, self.shape, logits.shape[-1], is_late), None
 
     def around(self) -> Gate | None:
         """A gate anywhere in the attention module, by its effect."""
@@ -243,7 +246,7 @@ class _Look:
         ):
             gate, _ = self.at(adapter)
             if gate is not None:
-                return Gate(adapter, self.attention, self.shape, gate.channels, inferred=True)
+                return replace(gate, inferred=True)
         return None
 
     def receiver(self, output: Tensor) -> nn.Module | None:

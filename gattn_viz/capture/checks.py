@@ -44,10 +44,21 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
     _check_heads_of_layers(request, parts, name)
     if not uses_interface(model):
         _check_given(request, f"{type(model).__name__} ({name})")
+    _check_gates_of_keys(request, parts, name)
     if request.weight == "gate" and not parts.gates:
         why = f" ({parts.refusal})" if parts.refusal else ""
         raise GattnVizError(
             f"no gate in {name}{why}; expected one for maps of the weight gate: choose another weight"
+        )
+
+
+def _check_gates_of_keys(request: Request, parts: Anatomy, name: str) -> None:
+    """Raise if a gate multiplies something else than the sum of what the keys give, which a map divides among them."""
+    between = [gate.adapter.multiplies for gate in parts.gates if gate.adapter.multiplies is not None]
+    if request.weight == "gate" and between:
+        raise GattnVizError(
+            f"no maps of the weight gate of {name}: {between[0]} stands between attention and the gate; expected "
+            "nothing there: choose the weight value or probability"
         )
 
 

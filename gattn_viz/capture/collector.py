@@ -147,6 +147,11 @@ class Collector:
     def first_query(self) -> int:
         return self.chunk.start
 
+    @property
+    def weighs_by_gate(self) -> bool:
+        """Whether maps need gate scores while attention is computed."""
+        return self.request.weight in ("gate", "output")
+
     def place(self, sequence: int) -> slice:
         return self.places[sequence]
 
@@ -260,7 +265,7 @@ class Collector:
     def add_gate(self, logits: Tensor, scores: Tensor) -> None:
         """`logits` and `scores` are (B, Q, H, C)."""
         layer = self._running_layer()
-        if self.request.weight != "probability" and layer + 1 in self.request.maps:
+        if self.weighs_by_gate and layer + 1 in self.request.maps:
             self.gates[layer] = scores
         if layer + 1 in self.request.gates:
             self._keep(layer, "gate_logits", logits)

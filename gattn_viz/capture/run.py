@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from gattn_viz.capture.anatomy import Anatomy, anatomy
-from gattn_viz.capture.attention import active_taker
+from gattn_viz.capture.attention import WITH_TENSOR_MASK, active_taker
 from gattn_viz.capture.checks import as_token_ids, check_request, check_sizes, real_tokens
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
 from gattn_viz.capture.hooks import hooked
@@ -52,7 +52,8 @@ def capture(
         prompts: token ids, one list a prompt, at least one token each.
         request: what to keep. A map costs its cells, heads x T x T floats when it is exact and whole.
         on_prompt: see `stream`.
-        batch_size: prompts run together, padded on the right. Padding never counts: the result is the same.
+        batch_size: prompts run together, padded on the right. Padding never counts: the result is the same. Models
+            whose layers choose keys for each query are run a prompt at a time.
         chunk: tokens of one forward pass, with a KV cache from one to the next; None is all of them. The result is
             the same, but for the median of a large residual stream, which is then right to .05 %.
 
@@ -99,6 +100,8 @@ def stream(
     check_request(model, request)
     parts = anatomy(model)
     projections = _projections(parts, request)
+    if parts.implementation == WITH_TENSOR_MASK:
+        batch_size = 1  # which of equal keys a layer chooses hangs on the padding
     by_length = sorted(range(len(ids)), key=lambda prompt: -len(ids[prompt]))
     with alone(model):
         if chunk is not None and chunk < len(ids[by_length[0]]):

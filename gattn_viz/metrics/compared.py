@@ -69,7 +69,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         "multiply_adds", "multiply-adds per token", "multiply-adds", ",.0f",
         "the weights of all linear layers once, the language-model head with them and embeddings without, and in "
         "each layer H x D for q k^T and for p v at each key that a query sees: (T + 1)/2 on average, T being that "
-        "of the timed prompt. Products element by element, the gate's own too, do not count",
+        "of the timed prompt, one for all models. Products element by element, the gate's own too, do not count",
     ),
     Quantity(
         "gate_memory", "gate scores per token", "bytes", ",.0f",

@@ -303,7 +303,7 @@ SINK_MEASURES: tuple[Measure, ...] = (
     Measure(
         "top_sink_position", top_sink_position, "position", 1, None, "received", "most frequent",
         "the key with the largest alpha among keys that a quarter as many queries see as see the most seen one "
-        "(full attention: T/4); the most frequent one over prompts, heads and layers",
+        "(full attention: T/4); the most frequent one over prompts, heads and layers, of several the earliest",
         _GU,
     ),
     Measure(

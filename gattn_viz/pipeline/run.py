@@ -154,7 +154,11 @@ def _say_what_gate(label: str, parts: Anatomy) -> None:
     if parts.implementation == "eager":
         log.info("%s computes attention by itself: its weights are taken, T x T of a layer at a time", label)
     elif parts.implementation == WITH_TENSOR_MASK:
-        log.info("%s chooses keys for each query: its mask is T x T", label)
+        log.info(
+            "%s chooses keys for each query: its mask is T x T, prompts are run one by one, and with chunks it "
+            "may choose others of equal ones",
+            label,
+        )
     if parts.is_looped:
         log.info("%s goes through layers more than once: they are counted as they run", label)
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gattn_viz.capture import blocks, weighing
+from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.collector import Collector, Request
 from gattn_viz.capture.run import capture, capture_batch
 from gattn_viz.errors import GattnVizError
+from gattn_viz.metrics.layer import NEEDS
 from gattn_viz.metrics.pooling import MapView
 from gattn_viz.metrics.weights import Weight
 from tests.capture.families import FAMILIES, family_model
+from tests.capture.gated_families import GATED, gated_model, present
 from tests.conftest import GATES, tiny_model
 
 WEIGHTS: tuple[Weight, ...] = ("value", "gate", "output")
@@ -267,3 +272,38 @@ def test_a_gate_that_comes_after_attention_is_not_taken_for_none() -> None:
     collector.add_gate(scores, scores)
     with pytest.raises(GattnVizError, match="layer 2 computes its gate after its attention"):
         collector.end_layer(torch.ones(1, 3, 32))
+
+
+@pytest.mark.parametrize("family", ["lfm3", "laguna", "laguna_per_channel", "muse_spark", "bailing_hybrid"])
+@pytest.mark.parametrize("weight", ["value", "gate", "output"])
+def test_of_families_that_compute_their_gate_after_attention(family: str, weight: Weight) -> None:
+    """From what is captured without weighing: probabilities, gate scores, values where a query sees one."""
+    if not present(family):
+        pytest.skip("not in this version of transformers")
+    model, layer = gated_model(family), GATED[family].layers[0]
+    prompt = [5, 9, 77, 12, 30]
+    if family == "muse_spark" and weight != "value":
+        with pytest.raises(GattnVizError, match=r"o_norm stands between attention and the gate|reaches no module"):
+            capture(model, [prompt], Request(maps=frozenset({layer}), weight=weight))
+        return
+    plain = Request(maps=frozenset({layer}), gates=frozenset({layer}), outputs=frozenset({layer}), needs=NEEDS)
+    [expected] = capture(model, [prompt], plain)
+    [found] = capture(model, [prompt], replace(plain, weight=weight))
+    p, g = expected[layer].probabilities, expected[layer].gate_scores
+    assert p is not None
+    assert g is not None
+    sums = found[layer].sums
+    np.testing.assert_allclose(sums.gate_mean, expected[layer].sums.gate_mean, rtol=1e-6)  # once, not twice
+    torch.testing.assert_close(found[layer].gate_scores, g)
+    weighted = found[layer].probabilities
+    if weight == "value":
+        norms = torch.tensor(sums.value_norm).float()
+        torch.testing.assert_close(weighted, p * norms[:, None], atol=1e-5, rtol=1e-5)
+    elif weight == "gate" and g.shape[-1] == 1:
+        torch.testing.assert_close(weighted, p * g[..., 0].T[:, :, None], atol=1e-5, rtol=1e-5)
+    else:  # the first query sees the first value alone
+        first = expected[layer].output_after[0]
+        if weight == "output":
+            projection = anatomy(model).layers[layer - 1].projection.weight.unflatten(1, (len(first), -1))
+            first = torch.einsum("ohv,hv->ho", projection, first)
+        torch.testing.assert_close(weighted[:, 0, 0], first.norm(dim=-1), atol=1e-5, rtol=1e-5)
