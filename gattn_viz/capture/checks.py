@@ -53,7 +53,7 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
 
 
 def _check_gates_of_keys(request: Request, parts: Anatomy, name: str) -> None:
-    """Raise if a gate multiplies something else than the sum of what the keys give, which a map divides among them."""
+    """Raise if a gate multiplies something else than what the keys give, which a map divides among them."""
     between = [gate.adapter.multiplies for gate in parts.gates if gate.adapter.multiplies is not None]
     if request.weight == "gate" and between:
         raise GattnVizError(
