@@ -231,6 +231,8 @@ class _Look:
 
     def around(self) -> Gate | None:
         """A gate anywhere in the attention module, by its effect."""
+        if not self.output.any():
+            return None  # any gate would fit
         names = {module: name for name, module in self.attention.named_modules() if name}
         after = [call for call in self.seen.after if call.module in names]
         multiplied = [None, *(names[call.module] for call in after if self._fits(call.given))]
