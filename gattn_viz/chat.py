@@ -22,12 +22,21 @@ def user_turn(text: str, tokenizer: Any) -> str:
         )
     turns = [{"role": "user", "content": text}]
     try:
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        other = tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"another {text}"}], tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:  # a template may raise anything
         raise GattnVizError(
             f"the chat template of this tokenizer does not take a user turn ({type(error).__name__}: "
             f"{first_line(error)}); expected one that does: leave out --chat"
         ) from error
+    if rendered == other:
+        raise GattnVizError(
+            "the chat template of this tokenizer leaves the user's text out; expected one that has it: leave out "
+            "--chat"
+        )
+    return rendered
 
 
 def opening(text: str, tokenizer: Any) -> str:

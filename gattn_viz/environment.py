@@ -114,7 +114,7 @@ def _variables() -> dict[str, str]:
 def _without_secrets(text: str) -> str:
     """On one line, without a URL's user and query, a token, or the home directory."""
     text = " ".join(text.split())
-    text = re.sub(r"^(\w+://)?[^\s(]*@", r"\1", text)
+    text = re.sub(r"^(\w+://)?.*@", r"\1", text)
     text = re.sub(r"(://[^?#\s]*)[?#]\S*", r"\1", text)
     text = re.sub(r"\b(hf|api_org)_\w{8,}", "***", text)
     home = str(Path.home())

@@ -62,6 +62,7 @@ def test_max_tokens_counts_the_template_too() -> None:
     [
         (None, "this tokenizer has no chat template; expected one, as instruct models have: leave out --chat"),
         ("{{ raise_exception('no users') }}", "does not take a user turn (TemplateError: no users); expected one"),
+        ("{% for m in messages %}<user>{% endfor %}", "leaves the user's text out; expected one that has it"),
         ("{% if %}", "does not take a user turn (TemplateSyntaxError: "),
     ],
 )

@@ -52,6 +52,8 @@ def test_text_and_json_say_the_same(cli: Cli) -> None:
         ("HF_ENDPOINT", "https://user:se@cret@mirror.example", "https://mirror.example"),
         ("HF_ENDPOINT", "https://mirror.example", "https://mirror.example"),
         ("HTTPS_PROXY", "user:secret@proxy:3128", "proxy:3128"),
+        ("HTTPS_PROXY", "http://bob:se(secret@proxy:3128", "http://proxy:3128"),
+        ("HTTPS_PROXY", "http://bob:a secret@proxy:3128", "http://proxy:3128"),
         ("http_proxy", "http://secret@proxy:3128", "http://proxy:3128"),
         ("HF_HOME", f"/data/{TOKEN}/cache", "/data/***/cache"),
         ("HF_HUB_CACHE", str(Path.home() / "hub"), "~/hub"),

@@ -101,6 +101,14 @@ def _check_heads_of_layers(request: Request, parts: Anatomy, name: str) -> None:
                 raise GattnVizError(f"no head {wrong[0]}: {has}; expected 1 to {heads}")
 
 
+def check_model(model: object) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise GattnVizError(
+            f"model is a {type(model).__name__}; expected a causal LM of transformers, such as "
+            "gattn_viz.models.loading.load(...).model"
+        )
+
+
 def check_sizes(batch_size: object = 1, chunk: object = None) -> None:
     if not _is_whole(batch_size) or batch_size < 1:
         raise GattnVizError(f"batch_size is {batch_size!r} prompts; expected a whole number, 1 or more")

@@ -38,7 +38,8 @@ def alone(model: PreTrainedModel) -> Iterator[None]:
 def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """The model's, its parts' and those inside of them, each once."""
     found: dict[int, PreTrainedConfig] = {}
-    waiting = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    configs = (getattr(part, "config", None) for part in model.modules())
+    waiting = [config for config in configs if isinstance(config, PreTrainedConfig)]
     while waiting:
         config = waiting.pop(0)
         if id(config) not in found:
@@ -64,6 +65,9 @@ def attending_by(model: PreTrainedModel, implementation: str) -> Iterator[None]:
             model.set_attn_implementation(implementation)
         decoder = model.get_decoder()
         config = decoder.config if isinstance(decoder, PreTrainedModel) else model.config
+        for other, _ in before:  # that of a module which was taken from another model
+            if type(other) is type(config) and config._attn_implementation == implementation:
+                other._attn_implementation_internal = implementation
         if config._attn_implementation != implementation:
             # transformers only warns, and goes on with eager attention
             raise GattnVizError(

@@ -21,6 +21,7 @@ from gattn_viz.capture.layers import backbone, decoder_layers, followed, input_d
 from gattn_viz.capture.mask import NotATensor
 from gattn_viz.capture.model_state import alone, attending_by, evaluating
 from gattn_viz.errors import GattnVizError
+from gattn_viz.models.libraries import quiet
 
 TOKENS = 4
 
@@ -70,7 +71,7 @@ def observe(model: PreTrainedModel) -> tuple[list[SeenLayer], str]:
     ids = torch.arange(TOKENS, device=input_device(model))[None] % model.get_input_embeddings().weight.shape[0]
     implementation = IMPLEMENTATION if uses_interface(model) else "eager"
     exactly = torch.autocast(ids.device.type, enabled=False)
-    with alone(model), torch.no_grad(), evaluating(model), exactly:
+    with alone(model), torch.no_grad(), evaluating(model), exactly, quiet():
         try:
             layers, output = _run(model, ids, implementation)
         except NotATensor:
@@ -82,7 +83,7 @@ def observe(model: PreTrainedModel) -> tuple[list[SeenLayer], str]:
 
 def _check(model: PreTrainedModel, ids: Tensor, output: Tensor) -> None:
     """Raise if a plain run of the model gives another last hidden state: not all of its attention was seen."""
-    plain = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state
+    plain = backbone(model)(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state
     off = float((output.float() - plain.float()).abs().max() / plain.float().abs().max())
     allowed = ALLOWED[model.dtype.itemsize > 2]
     if off > allowed:  # not NaN: broken weights are reported where they are measured

@@ -33,6 +33,9 @@ def output_projections(parts: Anatomy, layers: Iterable[int]) -> dict[int, Tenso
     for number in sorted(layers):
         layer = parts.layers[number - 1]
         if layer.shape is not None:
+            for module in (layer.projection, layer.attention):
+                if module is not None and _is_changed(module):
+                    raise _refusal(number, f"a hook or a patch changes what {type(module).__name__} gives")
             found[number - 1] = head_factors(_checked(layer.projection, number), layer.shape.heads)
     return found
 
@@ -61,6 +64,11 @@ def _checked(projection: nn.Module | None, layer: int) -> nn.Linear | Conv1D:
             layer, f"the weights of its output projection are quantised, {type(projection.weight).__name__}"
         )
     return projection
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether somebody may change what a module gives; accelerate moves it only."""
+    return bool(module._forward_hooks) or ("forward" in vars(module) and not hasattr(module, "_hf_hook"))
 
 
 def _refusal(layer: int, why: str) -> GattnVizError:

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.attention import WITH_TENSOR_MASK, active_taker
-from gattn_viz.capture.checks import as_token_ids, check_request, check_sizes, real_tokens
+from gattn_viz.capture.checks import as_token_ids, check_model, check_request, check_sizes, real_tokens
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
 from gattn_viz.capture.hooks import hooked
 from gattn_viz.capture.layers import backbone, input_device
@@ -95,6 +95,7 @@ def stream(
         on_prompt: called with (prompt, loss) when all layers of a prompt were handed on. The loss is the sum over
             its T - 1 predictions of -log p(next token), in nats; None unless the request has it.
     """
+    check_model(model)
     check_sizes(batch_size, chunk)
     ids = as_token_ids(model, prompts)
     check_request(model, request)
@@ -143,6 +144,7 @@ def capture_batch(
     Raises:
         GattnVizError: see `capture`.
     """
+    check_model(model)
     check_sizes(chunk=chunk)
     places = real_tokens(model, input_ids, attention_mask)
     check_request(model, request)

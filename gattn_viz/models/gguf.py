@@ -34,7 +34,7 @@ from gattn_viz.models.libraries import REMEDIES, explained, quiet
 from gattn_viz.models.names import ModelSource
 from gattn_viz.models.weights import file_sha256
 
-FORMAT = 1
+FORMAT = 2
 """Of a conversion: a change of this module that changes its files is a new one."""
 
 ABOUT = "gguf.json"
@@ -75,11 +75,14 @@ def _converted(source: ModelSource, cache: Path, size: int, changed: int) -> Pat
     _check_magic(source, file)
     name = f"gguf-{file_sha256(file)[:16]}-transformers-{transformers.__version__}-{FORMAT}"
     directory = cache / name
-    if not directory.is_dir():
+    about = _about(directory)
+    if about is None:
+        _remove_damaged(directory)
         with _new_directory(directory) as temporary:
             _convert(source, file, temporary)
         log.info("%s: kept in %s", source.label, directory)
-    about = json.loads((directory / ABOUT).read_text(encoding="utf-8"))
+        about = _about(directory)
+        assert about is not None
     log.info("%s: weights dequantised to float32 from %s", source.label, ", ".join(about["types"]))
     if about["left_out"]:
         log.warning(
@@ -89,6 +92,24 @@ def _converted(source: ModelSource, cache: Path, size: int, changed: int) -> Pat
             " and ".join(about["left_out"]),
         )
     return directory
+
+
+def _about(directory: Path) -> dict[str, Any] | None:
+    """What `_convert` wrote about a conversion; None if it, or a file of it, is not there as it was written."""
+    try:
+        about = json.loads((directory / ABOUT).read_text(encoding="utf-8"))
+        whole = all((directory / name).stat().st_size == size for name, size in about["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return about if whole else None
+
+
+def _remove_damaged(directory: Path) -> None:
+    if directory.is_symlink() or directory.is_file():
+        directory.unlink()
+    elif directory.exists():
+        log.warning("%s is damaged: it is made anew", directory)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_magic(source: ModelSource, file: Path) -> None:
@@ -148,7 +169,12 @@ def _convert(source: ModelSource, file: Path, to: Path) -> None:
         model.save_pretrained(to)
         tokenizer.save_pretrained(to)
     is_scaled = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default") != "default"
+    files = [path for path in to.iterdir() if path.is_file()]
+    for path in files:  # a crash after the rename must not leave holes in them
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
     about = {
+        "files": {path.name: path.stat().st_size for path in files},
         "types": list(dict.fromkeys(kind for _, kind, _ in tensors)),
         "left_out": [] if is_scaled else [*(name for name, *_ in tensors if name in FREQUENCIES), *scaling],
     }

@@ -62,7 +62,12 @@ def add_adapter(model: Any, source: ModelSource) -> Any:
             "expected them in memory: leave out --device-map or give more --max-memory, or save the merged model "
             "once and pass that"
         )
-    directory = adapter_directory(adapter)
+    directory = adapter_directory(adapter).resolve()  # PEFT takes a relative a/b that lacks a file for a Hub id
+    if not any((directory / name).is_file() for name in ADAPTER_WEIGHTS):
+        raise GattnVizError(
+            f"adapter {adapter.name!r}: the adapter has no weights; expected {' or '.join(ADAPTER_WEIGHTS)} beside "
+            f"{ADAPTER_CONFIG}: copy the adapter again"
+        )
     with quiet(), explained(adapter, "the adapter"):
         config = PeftConfig.from_pretrained(str(directory))
     if config.is_prompt_learning:

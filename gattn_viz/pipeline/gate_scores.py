@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from gattn_viz.capture.anatomy import anatomy
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import capture, check_request
-from gattn_viz.errors import GattnVizError
 from gattn_viz.models.names import VARIANTS
-from gattn_viz.pipeline.gates import require_gate
+from gattn_viz.pipeline.gates import check_gated, require_gate
 from gattn_viz.pipeline.maps import choose_layers, common_heads
 from gattn_viz.pipeline.run import OnModel, Progress, Run, check_finite, each_model, find_models, log, no_gate
 from gattn_viz.prompts import Prompt, default_prompts
@@ -102,6 +101,7 @@ def gate_maps(
         chosen = choose_layers(layers, parts.gated)
         asked = None if heads in ("all", "mean") else tuple(heads)
         check_request(model, Request(gates=frozenset(chosen), heads=asked), label)  # type: ignore[arg-type]
+        check_gated(chosen, parts, label)
         n_heads = common_heads(chosen, parts, label, of_each=True)
         some_heads = tuple(range(1, n_heads + 1)) if heads in ("all", "mean") else tuple(heads)
         for done, prompt in enumerate(encoded, start=1):
@@ -157,11 +157,6 @@ def _rows(maps: GateMaps) -> pd.DataFrame:
 
 def _scores(captured: dict[int, LayerCapture], layer: int, label: str, prompt: str) -> NDArray[np.float32]:
     """(T, H) of one layer."""
-    with_gate = [number for number, one in captured.items() if _gate(one) is not None]
-    if layer not in with_gate:
-        raise GattnVizError(
-            f"layer {layer} of {label} has no gate; expected one of {', '.join(map(str, sorted(with_gate)))}"
-        )
     scores = _gate(captured[layer])
     assert scores is not None
     check_finite(scores.sum(), layer, label, prompt)

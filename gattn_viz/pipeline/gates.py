@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from gattn_viz import tables
-from gattn_viz.capture.anatomy import anatomy
+from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.checks import check_request
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import stream
@@ -93,6 +93,14 @@ def any_gate(models: Sequence[str], run: Run) -> bool:
     return not all(is_without_gate(config) for config in configs)
 
 
+def check_gated(layers: Iterable[int], parts: Anatomy, label: str) -> None:
+    """Raise if a layer that is asked for has no gate."""
+    for layer in layers:
+        if layer not in parts.gated:
+            have = ", ".join(map(str, parts.gated))
+            raise GattnVizError(f"layer {layer} of {label} has no gate; expected one of {have}")
+
+
 def gate_tokens(
     models: Sequence[str] = VARIANTS,
     prompts: Sequence[Prompt | str] | None = None,
@@ -167,6 +175,7 @@ def _tokens_of_model(
         gates=frozenset(chosen.layers or ()), heads=None if chosen.heads is None else tuple(chosen.heads)
     )
     check_request(loaded.model, asked, label)
+    check_gated(chosen.layers or (), anatomy(loaded.model), label)
     steps = len(encoded) * len(anatomy(loaded.model).layers)
     done = 0
     paths: set[str] = set()

@@ -104,6 +104,16 @@ def test_is_found_out_once() -> None:
     assert [tuple(shape) for shape in runs] == [(1, 4), (1, 4), (1, 5), (1, 5), (1, 5)]
 
 
+def test_a_module_of_another_model() -> None:
+    """It has a configuration of its own, which is set and put back too."""
+    model, other = tiny_model("gate_headwise"), tiny_model("gate_headwise")
+    [expected] = capture(model, [[5, 6, 7]], Request(maps=frozenset({1})))
+    model.model.layers[0].self_attn = other.model.layers[0].self_attn
+    [found] = capture(model, [[5, 6, 7]], Request(maps=frozenset({1})))
+    torch.testing.assert_close(found[1].probabilities, expected[1].probabilities)
+    assert other.config._attn_implementation == model.config._attn_implementation == "sdpa"
+
+
 def test_keeps_no_model_alive() -> None:
     model = tiny_model("gate_headwise")
     anatomy(model)

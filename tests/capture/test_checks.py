@@ -29,6 +29,12 @@ def refused(message: str, prompts: Any = ((5, 6, 7),), request: Any = NOTHING, *
     assert RAN == []
 
 
+@pytest.mark.parametrize("model", [None, "baseline", torch.nn.Linear(2, 2)])
+def test_a_model_that_is_none(model: Any) -> None:
+    with pytest.raises(GattnVizError, match=rf"^model is a {type(model).__name__}; expected a causal LM"):
+        capture(model, [[5]], NOTHING)
+
+
 @pytest.mark.parametrize("batch_size", [0, -1, 1.0, "2", True])
 def test_batch_size(batch_size: Any) -> None:
     refused(rf"batch_size is {batch_size!r} prompts; expected a whole number, 1 or more", batch_size=batch_size)

@@ -77,6 +77,22 @@ def test_what_is_changed_before_any_module_gets_it_is_refused() -> None:
         output_projections(anatomy(model), FIRST)
 
 
+@pytest.mark.parametrize("what", ["hook", "hook behind attention", "patch"])
+def test_what_is_done_behind_the_projection_is_refused(what: str) -> None:
+    """As in an ablation: what a key adds is then not what the weights say."""
+    model = tiny_model("baseline")
+    attention = model.model.layers[0].self_attn
+    if what == "patch":
+        attention.o_proj.forward = lambda x: 0 * x
+    elif what == "hook":
+        attention.o_proj.register_forward_hook(lambda module, args, output: 0 * output)
+    else:
+        attention.register_forward_hook(lambda module, args, output: (0 * output[0], None))
+    with pytest.raises(GattnVizError, match=r"layer 1: a hook or a patch changes what .* gives; expected"):
+        output_projections(anatomy(model), FIRST)
+    assert list(output_projections(anatomy(model), frozenset({2}))) == [1]
+
+
 class Scaled(nn.Linear):
     """As adapters and quantised layers are: linear layers that do more than their weights say."""
 

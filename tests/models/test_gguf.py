@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,34 @@ def test_the_second_time_nothing_is_converted(
     assert place(resolve(str(other))) != first
     monkeypatch.setattr(module.transformers, "__version__", "99")
     assert "transformers-99" in module._converted.__wrapped__(resolve(str(other)), cache, 0, 0).name
+
+
+@pytest.mark.parametrize("damage", ["no file", "cut file", "no about", "broken about", "empty about", "a file"])
+def test_a_damaged_conversion_is_made_anew(
+    damage: str, llama: LlamaForCausalLM, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = files.write_gguf(tmp_path / "tiny.gguf", llama, tiny_tokenizer())
+    made = Path(place(resolve(str(path))))
+    weights = (made / "model.safetensors").read_bytes()
+    match damage:
+        case "no file":
+            (made / "config.json").unlink()
+        case "cut file":
+            (made / "model.safetensors").write_bytes(weights[:-10])
+        case "no about":
+            (made / module.ABOUT).unlink()
+        case "broken about":
+            (made / module.ABOUT).write_bytes(b"\xff{")
+        case "empty about":
+            (made / module.ABOUT).write_text("{}")
+        case "a file":
+            shutil.rmtree(made)
+            made.write_text("mine")
+    module._converted.cache_clear()
+    caplog.clear()
+    assert place(resolve(str(path))) == str(made)
+    assert (made / "model.safetensors").read_bytes() == weights
+    assert ("is damaged: it is made anew" in caplog.text) == (damage != "a file")
 
 
 def test_what_lies_beside_the_file_is_not_taken(llama: LlamaForCausalLM, cache: Path, tmp_path: Path) -> None:

@@ -185,6 +185,20 @@ def test_no_peft(llama: Path, lora: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
+def test_an_adapter_without_weights(
+    llama: Path, lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative name such as a/b is a Hub id too: PEFT would look there for what a directory lacks."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    shutil.copy(lora / "adapter_config.json", tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path)
+    source = replace(resolve(str(llama)), adapter=resolve_adapter("a/b"))
+    with pytest.raises(
+        GattnVizError, match=r"^adapter 'a/b' has no weights; expected adapter_model\.safetensors or"
+    ):
+        load(source)
+
+
 def test_no_adapter_directory(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(GattnVizError) as caught:
         resolve_adapter(str(llama))

@@ -51,6 +51,13 @@ def test_a_hybrid_model(checkpoints: dict[str, str], caplog: pytest.LogCaptureFi
     assert (maps.n_layers, maps.gate, maps.weight) == (4, "elementwise", "gate")
 
 
+def test_a_layer_without_a_gate(checkpoints: dict[str, str]) -> None:
+    model = [checkpoints["qwen3_next"]]
+    for call in (gate_maps, gate_tokens):
+        with pytest.raises(GattnVizError, match=r"^layer 1 of qwen3_next has no gate; expected one of 4$"):
+            call(model, TEXTS[:1], layers=[1])  # type: ignore[operator]
+
+
 @pytest.mark.skipif(not present("laguna"), reason="not in this version of transformers")
 def test_a_gate_that_is_not_bounded(checkpoints: dict[str, str]) -> None:
     """Softplus: scores above 1 keep their value in every measure, and figures say what they are."""
