@@ -6,6 +6,7 @@ import builtins
 import hashlib
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,9 +194,8 @@ def test_an_adapter_without_weights(
     shutil.copy(lora / "adapter_config.json", tmp_path / "a" / "b")
     monkeypatch.chdir(tmp_path)
     source = replace(resolve(str(llama)), adapter=resolve_adapter("a/b"))
-    with pytest.raises(
-        GattnVizError, match=r"^adapter 'a/b' has no weights; expected adapter_model\.safetensors or"
-    ):
+    message = r"^adapter 'a/b': the adapter has no weights; expected adapter_model\.safetensors or"
+    with pytest.raises(GattnVizError, match=message):
         load(source)
 
 
