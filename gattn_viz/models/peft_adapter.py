@@ -65,8 +65,8 @@ def add_adapter(model: Any, source: ModelSource) -> Any:
     directory = adapter_directory(adapter).resolve()  # PEFT takes a relative a/b that lacks a file for a Hub id
     if not any((directory / name).is_file() for name in ADAPTER_WEIGHTS):
         raise GattnVizError(
-            f"adapter {adapter.name!r}: the adapter has no weights; expected {' or '.join(ADAPTER_WEIGHTS)} beside "
-            f"{ADAPTER_CONFIG}: copy the adapter again"
+            f"adapter {adapter.name!r}: the adapter has no weights; expected {' or '.join(ADAPTER_WEIGHTS)} "
+            f"beside {ADAPTER_CONFIG}: copy the adapter again"
         )
     with quiet(), explained(adapter, "the adapter"):
         config = PeftConfig.from_pretrained(str(directory))
