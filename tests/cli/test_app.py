@@ -92,7 +92,7 @@ BAD = [
     (["sink-stats", "--prompts", "missing.jsonl"], 1, "missing.jsonl"),
     (["sink-stats", "-m", "org/name", "-p", "the cat"], 1, "org/name"),
     (["sink-stats", "--checkpoints", "official", "-p", "the cat"], 1, "QwQZh/gated_attention"),
-    (["sink-stats", "-p", "the cat", "-o", "."], 1, "cannot write ."),
+    (["sink-stats", "-p", "the cat", "-o", "."], 2, "is a directory; expected a file"),
     (["sink-stats", "-p", "the cat", "--device", "quantum"], 1, "quantum"),
     (["models", "nothing"], 1, "nothing"),
     (["maps", "--vmax", "1e-300"], 1, "cannot be drawn"),
@@ -128,7 +128,7 @@ def test_output_without_permission(cli: Cli, tmp_path: Path) -> None:
 
 def test_output_below_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    for arguments in (["sink-stats", "-o", "file/a.csv"], ["maps", "-m", "baseline", "-o", "file"]):
+    for arguments in (["sink-stats", "-o", "file/a.csv"], ["maps", "-m", "baseline", "-o", "file/a"]):
         done = cli(*arguments, "-p", "the cat")
         assert done.code == 1
         assert "cannot write file" in done.err
