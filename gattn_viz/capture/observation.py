@@ -6,7 +6,7 @@ Axis letters: T tokens, H query heads, V head_dim of values.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,9 @@ def observe(model: PreTrainedModel) -> tuple[list[SeenLayer], str]:
         except NotATensor:
             implementation = WITH_TENSOR_MASK
             layers, output = _run(model, ids, implementation)
-        _check(model, ids, output)
+        # SDPA of older versions of transformers leaves a softcap out
+        with attending_by(model, "eager") if implementation != "eager" else nullcontext():
+            _check(model, ids, output)
     return layers, implementation
 
 

@@ -67,8 +67,11 @@ def _checked(projection: nn.Module | None, layer: int) -> nn.Linear | Conv1D:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Whether somebody may change what a module gives; accelerate moves it only."""
-    return bool(module._forward_hooks) or ("forward" in vars(module) and not hasattr(module, "_hf_hook"))
+    """Whether somebody may change what a module gives; accelerate moves it only, and transformers copies it."""
+    theirs = ("transformers.", "accelerate.")
+    hooks = [getattr(hook, "__module__", None) or "" for hook in module._forward_hooks.values()]
+    is_patched = "forward" in vars(module) and not hasattr(module, "_hf_hook")
+    return is_patched or any(not name.startswith(theirs) for name in hooks)
 
 
 def _refusal(layer: int, why: str) -> GattnVizError:

@@ -93,6 +93,17 @@ def test_what_is_done_behind_the_projection_is_refused(what: str) -> None:
     assert list(output_projections(anatomy(model), frozenset({2}))) == [1]
 
 
+def test_transformers_own_hooks_are_no_change() -> None:
+    """It leaves some where weights were asked of it."""
+    model = copy.deepcopy(family_model("llama"))
+    expected = output_projections(anatomy(model), FIRST)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        model(torch.tensor([[3, 4, 5]]), output_attentions=True)
+    assert model.model.layers[0].self_attn._forward_hooks
+    torch.testing.assert_close(output_projections(anatomy(model), FIRST)[0], expected[0])
+
+
 class Scaled(nn.Linear):
     """As adapters and quantised layers are: linear layers that do more than their weights say."""
 
