@@ -13,6 +13,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gattn_viz.cache import cache_directory
 from gattn_viz.errors import first_line
 
 LIBRARIES = (
@@ -89,10 +90,8 @@ def _caches() -> dict[str, str]:
         found["Hub's saved token"] = "there" if Path(constants.HF_TOKEN_PATH).is_file() else "not there"
     except Exception as error:
         found["Hub"] = f"huggingface_hub cannot be used ({type(error).__name__}: {first_line(error)[:200]})"
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    own = Path(os.environ.get("GATTN_VIZ_CACHE") or caches / "gattn-viz").expanduser()
-    if own.is_dir():
-        found["gattn-viz"] = _folder(own)
+    if cache_directory().is_dir():
+        found["gattn-viz"] = _folder(cache_directory())
     return found
 
 

@@ -19,8 +19,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from gattn_viz.cache import cache_directory
 from gattn_viz.models.configuration import GatedQwen3Config
-from gattn_viz.models.gguf import cache_directory
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 
 GATES = {

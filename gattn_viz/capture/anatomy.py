@@ -12,7 +12,7 @@ Axis letters: T tokens, H query heads, V head_dim of values, C gate channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -82,7 +82,6 @@ class Layer:
         refusal: what was found in the place of a gate that cannot be trusted.
         projection: the module that receives what attention gives, gated where there is a gate; None if there is
             none that does.
-        learned_sink: whether a learned logit takes part in its softmax.
     """
 
     kind: str
@@ -91,7 +90,6 @@ class Layer:
     gate: Gate | None = None
     refusal: str | None = None
     projection: nn.Module | None = None
-    learned_sink: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,11 +183,11 @@ def _layer(seen: SeenLayer, kind: str, dtype: torch.dtype) -> Layer:
         return Layer(kind)
     if seen.output is None:
         return Layer(kind, seen.attention, HeadShape(seen.heads, 0, 0))
-    shape = HeadShape(seen.output.shape[1], seen.query_width, seen.output.shape[2])
+    shape = HeadShape(seen.heads, seen.query_width, seen.output.shape[2])
     look = _Look(seen, seen.attention, seen.output, shape, tolerance=2 * torch.finfo(dtype).eps)
     gate, refusal = None, None
     adapter = adapter_of(seen.attention)
-    projection = look.receiver(seen.output)
+    projection = look.receiver()
     if adapter is not None:
         gate, refusal = look.at(adapter)
     elif type(projection) not in (nn.Linear, Conv1D):  # something that may have a gate in it, or one behind it
@@ -197,7 +195,7 @@ def _layer(seen: SeenLayer, kind: str, dtype: torch.dtype) -> Layer:
         refusal = look.suspicion() if gate is None and projection is None else None
     if gate is not None:  # what stands before it is no linear layer, and mixes what the keys give
         projection = gate.module(gate.adapter.reaches) if gate.adapter.multiplies is None else None
-    return Layer(kind, seen.attention, shape, gate, refusal, projection, seen.learned_sink)
+    return Layer(kind, seen.attention, shape, gate, refusal, projection)
 
 
 @dataclass(frozen=True)
@@ -251,11 +249,11 @@ class _Look:
                 return replace(gate, inferred=True)
         return None
 
-    def receiver(self, output: Tensor) -> nn.Module | None:
-        """The first module that takes this (T, H, V) as it is."""
-        allowed = self.tolerance * float(output.nan_to_num().abs().max())
+    def receiver(self) -> nn.Module | None:
+        """The first module that takes the attention output as it is."""
+        allowed = self.tolerance * float(self.output.nan_to_num().abs().max())
         for call in self.seen.after:
-            if self._fits(call.taken) and _off(self._rows(call.taken), output) <= allowed:
+            if self._fits(call.taken) and _off(self._rows(call.taken), self.output) <= allowed:
                 return call.module
         return None
 
@@ -274,11 +272,7 @@ class _Look:
 
     def _call(self, name: str) -> Call | None:
         module = find_module(self.attention, name)
-        return next((call for call in self._calls() if call.module is module), None)
-
-    def _calls(self) -> Iterator[Call]:
-        yield from self.seen.before
-        yield from self.seen.after
+        return next((call for call in (*self.seen.before, *self.seen.after) if call.module is module), None)
 
     def _given(self, name: str) -> Tensor | None:
         call = self._call(name)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.collector import Request
-from gattn_viz.capture.eager import GIVEN, uses_interface
+from gattn_viz.capture.eager import GIVEN
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.metrics.layer import NEEDS
 from gattn_viz.metrics.weights import Weight
@@ -42,7 +42,7 @@ def check_request(model: PreTrainedModel, request: Request, name: str = "this mo
         if not 1 <= layer <= layers:
             raise GattnVizError(f"no layer {layer}: {name} has {layers} layers; expected 1 to {layers}")
     _check_heads_of_layers(request, parts, name)
-    if not uses_interface(model):
+    if parts.implementation == "eager":
         _check_given(request, f"{type(model).__name__} ({name})")
     _check_gates_of_keys(request, parts, name)
     if request.weight == "gate" and not parts.gates:

@@ -158,7 +158,7 @@ class Collector:
     def begin_pass(self) -> None:
         self.passed = 0
 
-    def begin_layer(self, module: nn.Module) -> None:
+    def begin_layer(self) -> None:
         self.layer = self.passed
         self.passed += 1
 

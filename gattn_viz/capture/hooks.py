@@ -44,19 +44,13 @@ def hooked(model: PreTrainedModel, parts: Anatomy, collector: Collector) -> Iter
 def _gate_hooked(gate: Gate, collector: Collector, check: Callable[[nn.Module], None]) -> Iterator[None]:
     adapter, shape = gate.adapter, gate.shape
 
-    early = gate.is_late and collector.weighs_by_gate
-    computed: list[bool] = []  # early, and not yet by the layer itself
-
     def on_attention(module: nn.Module, args: Any, kwargs: Any) -> None:
         check(module)
-        gate.module(adapter.source)(args[0] if args else kwargs["hidden_states"])
-        computed.append(True)
+        taken = args[0] if args else kwargs["hidden_states"]
+        on_source(module, (taken,), gate.module(adapter.source)(taken))
 
     def on_source(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         check(module)
-        if computed:
-            computed.clear()
-            return
         seen = adapter.see(gate.attention, args[0], output, shape)
         assert seen is not None
         collector.add_gate(*seen)
@@ -70,9 +64,10 @@ def _gate_hooked(gate: Gate, collector: Collector, check: Callable[[nn.Module], 
         collector.add_gated_output(args[0].reshape(*args[0].shape[:2], shape.heads, -1))
 
     with ExitStack() as hooks:
-        if early:  # weighted maps need the scores while attention is computed
+        if gate.is_late and collector.weighs_by_gate:  # scores are needed while attention is computed
             hooks.callback(gate.attention.register_forward_pre_hook(on_attention, with_kwargs=True).remove)
-        hooks.callback(gate.module(adapter.source).register_forward_hook(on_source).remove)
+        else:
+            hooks.callback(gate.module(adapter.source).register_forward_hook(on_source).remove)
         hooks.callback(gate.module(adapter.reaches).register_forward_pre_hook(on_reached).remove)
         if adapter.multiplies is not None:
             hooks.callback(gate.module(adapter.multiplies).register_forward_hook(on_multiplied).remove)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import signature
+from itertools import takewhile
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -49,9 +49,12 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     Raises:
         GattnVizError: what holds the layers takes no token ids.
     """
-    layers = decoder_layers(model)
-    holders = [module for module in model.modules() if _holds(module, layers)]
-    holder = holders[-1]  # the innermost
+    layers = set(decoder_layers(model))
+    names = [name.split(".")[:-1] for name, module in model.named_modules() if module in layers]
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))]
+    holder = model.get_submodule(".".join(shared))
+    if isinstance(holder, nn.ModuleList):
+        holder = model.get_submodule(".".join(shared[:-1]))
     if "input_ids" not in signature(type(holder).forward).parameters:
         raise GattnVizError(
             f"{type(holder).__name__}, which holds the layers of {type(model).__name__}, takes no token ids; "
@@ -60,29 +63,14 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     return holder
 
 
-def _holds(module: nn.Module, layers: list[nn.Module]) -> bool:
-    inside = set(module.modules())
-    return not isinstance(module, nn.ModuleList) and all(
-        layer in inside and layer is not module for layer in layers
-    )
-
-
-def input_device(model: PreTrainedModel) -> torch.device:
-    """Where the model takes its token ids; what accelerate offloads is on `meta` until it runs."""
-    embedding = model.get_input_embeddings()
-    hook = getattr(embedding, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
-    return embedding.weight.device if device is None else torch.device(device)
-
-
 class Follower(Protocol):
     """Is told where the model is."""
 
     def begin_pass(self) -> None:
         """A forward pass begins."""
 
-    def begin_layer(self, module: nn.Module) -> None:
-        """The next layer, this decoder layer, begins."""
+    def begin_layer(self) -> None:
+        """The next layer begins."""
 
     def end_layer(self, residual: Tensor) -> None:
         """It ends; `residual` (B, Q, hidden) is the residual stream after it."""
@@ -102,7 +90,7 @@ def followed(model: PreTrainedModel, follower: Follower, check: Callable[[nn.Mod
 
     def on_begin(module: nn.Module, args: Any) -> None:
         check(module)
-        follower.begin_layer(module)
+        follower.begin_layer()
 
     def on_end(module: nn.Module, args: Any, output: Any) -> None:
         check(module)

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from gattn_viz.capture.attention import IMPLEMENTATION, WITH_TENSOR_MASK, Attention, active_taker, not_ours
 from gattn_viz.capture.blocks import attend_in_blocks
 from gattn_viz.capture.eager import uses_interface, weights_taken
-from gattn_viz.capture.layers import backbone, decoder_layers, followed, input_device
+from gattn_viz.capture.layers import backbone, decoder_layers, followed
 from gattn_viz.capture.mask import NotATensor
 from gattn_viz.capture.model_state import alone, attending_by, evaluating
 from gattn_viz.errors import GattnVizError
-from gattn_viz.models.libraries import quiet
+from gattn_viz.models.placement import input_device
 
 TOKENS = 4
 
@@ -43,21 +43,17 @@ class SeenLayer:
     """What happened in one layer, in the order of running.
 
     Attributes:
-        module: the decoder layer.
         attention: the module that attended; None if none did.
         heads: H.
         output: (T, H, V), of attention, float32 on the CPU; None of a layer that gives its weights only.
         query_width: head_dim of queries.
-        learned_sink: whether a learned logit took part.
         before, after: the modules that began before it had attended, and after that.
     """
 
-    module: nn.Module
     attention: nn.Module | None = None
     heads: int = 0
     output: Tensor | None = None
     query_width: int = 0
-    learned_sink: bool = False
     before: list[Call] = field(default_factory=list)
     after: list[Call] = field(default_factory=list)
 
@@ -71,7 +67,7 @@ def observe(model: PreTrainedModel) -> tuple[list[SeenLayer], str]:
     ids = torch.arange(TOKENS, device=input_device(model))[None] % model.get_input_embeddings().weight.shape[0]
     implementation = IMPLEMENTATION if uses_interface(model) else "eager"
     exactly = torch.autocast(ids.device.type, enabled=False)
-    with alone(model), torch.no_grad(), evaluating(model), exactly, quiet():
+    with alone(model), torch.no_grad(), evaluating(model), exactly:
         try:
             layers, output = _run(model, ids, implementation)
         except NotATensor:
@@ -139,12 +135,13 @@ class _Observer:
     def __init__(self) -> None:
         self.layers: list[SeenLayer] = []
         self.running: SeenLayer | None = None
+        self.last_calls: dict[nn.Module, Call] = {}
 
     def begin_pass(self) -> None:
         pass
 
-    def begin_layer(self, module: nn.Module) -> None:
-        self.running = SeenLayer(module)
+    def begin_layer(self) -> None:
+        self.running = SeenLayer()
         self.layers.append(self.running)
 
     def end_layer(self, residual: Tensor) -> None:
@@ -156,7 +153,6 @@ class _Observer:
     def attend(self, attention: Attention) -> Tensor:
         if self.running is not None:
             self.running.query_width = attention.q.shape[-1]
-            self.running.learned_sink = attention.sink_logit is not None
         output = attention.q.new_empty(*attention.q.shape[:3], attention.v.shape[-1])
         attend_in_blocks(attention, output=output)
         return output
@@ -187,13 +183,11 @@ class _Observer:
             taken = args[0].clone() if args and isinstance(args[0], Tensor) else None
             calls = self.running.before if self.running.attention is None else self.running.after
             calls.append(Call(module, taken))
+            self.last_calls[module] = calls[-1]
 
     def on_end(self, module: nn.Module, args: Any, given: Any) -> None:
         if self.running is not None and isinstance(given, Tensor):
-            calls = [*self.running.before, *self.running.after]
-            call = next((call for call in reversed(calls) if call.module is module), None)
-            if call is not None:
-                call.given = given.clone()
+            self.last_calls[module].given = given.clone()
 
 
 @contextmanager

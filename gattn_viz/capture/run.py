@@ -23,11 +23,12 @@ from gattn_viz.capture.attention import WITH_TENSOR_MASK, active_taker
 from gattn_viz.capture.checks import as_token_ids, check_model, check_request, check_sizes, real_tokens
 from gattn_viz.capture.collector import Collector, LayerCapture, OnLayer, Request
 from gattn_viz.capture.hooks import hooked
-from gattn_viz.capture.layers import backbone, input_device
+from gattn_viz.capture.layers import backbone
 from gattn_viz.capture.loss import next_token_loss
 from gattn_viz.capture.model_state import alone, attending_by, evaluating
 from gattn_viz.capture.projection import output_projections
 from gattn_viz.errors import GattnVizError, first_line
+from gattn_viz.models.placement import input_device
 
 PromptCapture = dict[int, LayerCapture]
 """A prompt's captures by layer, from 1."""

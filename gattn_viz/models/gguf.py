@@ -29,6 +29,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gattn_viz.cache import cache_directory
 from gattn_viz.errors import GattnVizError, first_line
 from gattn_viz.models.libraries import REMEDIES, explained, quiet
 from gattn_viz.models.names import ModelSource
@@ -45,14 +46,6 @@ FREQUENCIES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sh
 SCALING = ".rope.scaling.type"
 
 log = logging.getLogger("gattn_viz")
-
-
-def cache_directory() -> Path:
-    """`GATTN_VIZ_CACHE`, else `gattn-viz` in `XDG_CACHE_HOME` or in `~/.cache`. It may not exist."""
-    own = os.environ.get("GATTN_VIZ_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "gattn-viz"
 
 
 def place(source: ModelSource) -> str:
@@ -183,11 +176,9 @@ def _convert(source: ModelSource, file: Path, to: Path) -> None:
 
 def _unpacked() -> dict[str, Any]:
     """What tells a transformers that can keep weights in their blocks not to."""
-    return {"quantization_config": transformers.GgufConfig(dequantize=True)} if _can_keep_blocks() else {}
-
-
-def _can_keep_blocks() -> bool:
-    return hasattr(transformers, "GgufConfig")
+    if not hasattr(transformers, "GgufConfig"):
+        return {}
+    return {"quantization_config": transformers.GgufConfig(dequantize=True)}
 
 
 @contextlib.contextmanager

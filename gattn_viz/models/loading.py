@@ -21,7 +21,7 @@ from gattn_viz.models.libraries import REMEDIES, explained, listed, no_conversio
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
 from gattn_viz.models.peft_adapter import add_adapter, check_no_adapter
-from gattn_viz.models.placement import memory_limits
+from gattn_viz.models.placement import input_device, memory_limits
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -120,7 +120,7 @@ def load(
         config=model.config,
         variant=config.variant if isinstance(config, GatedQwen3Config) else None,
         dtype=model.dtype,
-        device=_home(model),
+        device=input_device(model),
     )
 
 
@@ -209,13 +209,7 @@ def _first_pass(source: ModelSource, model: Any) -> None:
     # it says in each layer of each pass to what it casts
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     with quiet(), explained(source, "the quantised weights"), torch.no_grad():
-        model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=_home(model)))
-
-
-def _home(model: Any) -> torch.device:
-    """Where token ids go; accelerate moves those of embeddings that it has offloaded."""
-    device = model.get_input_embeddings().weight.device
-    return torch.device("cpu") if device.type == "meta" else device
+        model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=input_device(model)))
 
 
 def _completed(config: Any, unstated: frozenset[str], report: dict[str, Any]) -> GatedQwen3Config | None:

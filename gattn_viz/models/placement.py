@@ -41,6 +41,14 @@ def memory_limits(text: str) -> dict[int | str, int]:
     return limits
 
 
+def input_device(model: Any) -> torch.device:
+    """Where the model takes its token ids; what accelerate offloads is on `meta` until it runs."""
+    embedding = model.get_input_embeddings()
+    hook = getattr(embedding, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    return embedding.weight.device if device is None else torch.device(device)
+
+
 def places(model: Any) -> str:
     """In words, where the weights are: `cpu`, `cuda:0 and cuda:1`, `cpu and disk`."""
     spread = getattr(model, "hf_device_map", None) or {"": model.device}

@@ -107,7 +107,7 @@ def _null(frame: pd.DataFrame) -> str:
         model: " or ".join(dict.fromkeys(f"{value:.3g}" for value in rows["uniform_null"].dropna()))
         for model, rows in _by_model(frame)
     }
-    return f"Uniform attention would give {_of_each(nulls)} on the same prompts"
+    return f"Uniform attention would give {of_each(nulls)} on the same prompts"
 
 
 def _windows(frame: pd.DataFrame) -> str:
@@ -140,7 +140,7 @@ def _attention_maps(frame: pd.DataFrame, data: PaperData) -> str:
     sinks = f" {LEARNED_SINKS}" if "learned_sink_mass" in frame else ""
     return (
         f"Attention probabilities of queries (rows) to keys (columns), mean over heads{pooled}. Layers {asked}. "
-        f"Prompt {frame['prompt'].iloc[0]}{_chat(data.models[0])}, T = {_of_each(tokens)}; "
+        f"Prompt {frame['prompt'].iloc[0]}{_chat(data.models[0])}, T = {of_each(tokens)}; "
         "the first query too. "
         f"One linear colour range, 0 to {frame['probability'].max():.3g}; keys after the query are blank."
         f"{sinks}"
@@ -224,7 +224,7 @@ def _listed(by_model: dict[str, str]) -> str:
     return ", ".join(f"{model} {value}" for model, value in by_model.items())
 
 
-def _of_each(by_model: dict[str, str]) -> str:
+def of_each(by_model: dict[str, str]) -> str:
     """What all models have in common, or each model's own: `28 (a), 30 (b)`."""
     alike = len(set(by_model.values())) == 1
     return next(iter(by_model.values())) if alike else ", ".join(f"{v} ({name})" for name, v in by_model.items())

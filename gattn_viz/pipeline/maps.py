@@ -249,13 +249,12 @@ def common_heads(layers: Sequence[int], parts: Anatomy, label: str, *, of_each: 
 
 def check_softmax(layers: Sequence[int], parts: Anatomy, label: str) -> None:
     """Raise if a layer of a hybrid model that is asked for has no map."""
-    have = [number for number, layer in enumerate(parts.layers, start=1) if layer.attention is not None]
     for number in layers:
-        if number not in have:
+        if number not in parts.attending:
             kind = parts.layers[number - 1].kind
             raise GattnVizError(
                 f"layer {number} of {label} has no softmax attention{f' but {kind}' if kind else ''}, and so no "
-                f"map; expected one of {', '.join(map(str, have))}"
+                f"map; expected one of {', '.join(map(str, parts.attending))}"
             )
 
 

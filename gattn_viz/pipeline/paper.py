@@ -9,7 +9,7 @@ What a table holds is what its figure draws, no more: `gattn_viz.drawing.paper` 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,7 +23,6 @@ from gattn_viz.capture.run import capture, check_request
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.gate_measures import GATE_MEASURES
 from gattn_viz.metrics.gate_sums import GATE_BINS
-from gattn_viz.metrics.layer import LayerSums
 from gattn_viz.metrics.measures import SINK_MEASURES, FirstRow, Options
 from gattn_viz.metrics.over_prompts import ModelSums
 from gattn_viz.metrics.pooling import MapView
@@ -315,14 +314,10 @@ def _attention_maps(measured: Measured) -> pd.DataFrame:
     return pd.concat(measured.maps, ignore_index=True)
 
 
-def _with_gate(measured: Measured) -> Iterator[LayerSums]:
-    """Layers with a gate, of all models."""
-    return (layer for sums in measured.sums for layer in sums.pooled.values() if layer.gates is not None)
-
-
 def _gate_distribution_by_layer(measured: Measured) -> pd.DataFrame:
     """How many scores of a layer's heads, tokens and channels lie in each bin."""
-    largest = max((layer.gates.largest.max() for layer in _with_gate(measured) if layer.gates), default=1)
+    every = (layer.gates for sums in measured.sums for layer in sums.pooled.values())
+    largest = max((gates.largest.max() for gates in every if gates is not None), default=1)
     top = 2.0 ** max(0, math.ceil(math.log2(largest))) if largest > 0 else 1
     edges = np.linspace(0, top, SCORE_BINS + 1)
     bin_of = np.minimum((GATE_BINS.edges[:-1] / top * SCORE_BINS).astype(int), SCORE_BINS - 1)

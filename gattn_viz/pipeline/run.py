@@ -16,6 +16,7 @@ from gattn_viz.capture.anatomy import Anatomy, anatomy
 from gattn_viz.capture.attention import WITH_TENSOR_MASK
 from gattn_viz.chat import opening
 from gattn_viz.errors import GattnVizError
+from gattn_viz.models.libraries import quiet
 from gattn_viz.models.loading import LoadedModel, load
 from gattn_viz.models.names import ModelSource, resolve, resolve_adapter
 from gattn_viz.models.placement import places
@@ -101,7 +102,8 @@ def each_model(
             trust_remote_code=run.trust_remote_code,
         )
         config = loaded.config.get_text_config()
-        parts = anatomy(loaded.model)
+        with quiet():
+            parts = anatomy(loaded.model)
         log.info(
             "%s, %s on %s, %d layers of %s heads",
             source.sentence,

@@ -10,11 +10,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask
 
 from tests.conftest import GATES, tiny_model
 
@@ -76,6 +78,38 @@ def _local(visible: Visible, *rest: Visible) -> dict[int, Visible]:
     return dict(enumerate((visible, *rest), start=1))
 
 
+# layers of linear attention, and a last one of softmax attention
+LINEAR: dict[str, object] = {
+    "num_hidden_layers": 4,
+    # with wider weights float32 rounding in the linear layers, transformers' own, exceeds what the tests allow
+    "initializer_range": 0.05,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EXPERTS: dict[str, object] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+# multi-head latent attention: keys of 8 + 4 channels, of which 4 are rotated; values of 6
+LATENT: dict[str, object] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", "LlamaConfig", CAUSAL, {"attention_bias": True}),
     "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", CAUSAL, {"head_dim": 40}),
@@ -126,46 +160,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", CAUSAL),
     "phi3": Family("Phi3ForCausalLM", "Phi3Config", _local(window(20), window(20)), {"sliding_window": 20}),
-    # multi-head latent attention: keys of 8 + 4 channels, of which 4 are rotated; values of 6
-    "deepseek_v3": Family(
-        "DeepseekV3ForCausalLM",
-        "DeepseekV3Config",
-        CAUSAL,
-        {
-            "num_key_value_heads": 4,
-            "head_dim": 4,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 12,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": 6,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
-    # hybrid: three layers of linear attention, then one of softmax attention with an elementwise gate. With wider
-    # weights float32 rounding in the linear layers, transformers' own, exceeds what the tests allow ours
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", "DeepseekV3Config", CAUSAL, {**LATENT, "head_dim": 4}),
+    # hybrid: three layers of linear attention, then one of softmax attention with an elementwise gate
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",
         "Qwen3NextConfig",
         {4: everything},
-        {
-            "num_hidden_layers": 4,
-            "initializer_range": 0.05,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-            "partial_rotary_factor": 0.5,
-        },
+        {**LINEAR, **EXPERTS, "partial_rotary_factor": 0.5},
     ),
     "llama4": Family(
         "Llama4ForCausalLM",
@@ -297,7 +298,7 @@ def family_model(name: str) -> PreTrainedModel:
         sizes = EAGER_SIZES if name in EAGER else SIZES
         config = getattr(transformers, family.config)(**{**sizes, **family.options})
         model = getattr(transformers, family.model)(config).eval()
-    _move_what_is_trivial(model)
+    move_what_is_trivial(model)
     model.generation_config.pad_token_id = 0
     return model
 
@@ -305,6 +306,19 @@ def family_model(name: str) -> PreTrainedModel:
 def family_model_in(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """A copy of a family's model in another dtype."""
     return copy.deepcopy(family_model(name)).to(dtype)
+
+
+def run_attending(model: PreTrainedModel, attend: Callable[..., Any], prompt: list[int]) -> None:
+    """A forward pass with another attention function."""
+    AttentionInterface.register("of_a_test", attend)
+    AttentionMaskInterface.register("of_a_test", eager_mask)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("of_a_test")
+    try:
+        with torch.no_grad():
+            model(torch.tensor([prompt]), use_cache=False)
+    finally:
+        model.set_attn_implementation(before)
 
 
 def final_norm(name: str, model: PreTrainedModel) -> nn.Module:
@@ -315,7 +329,7 @@ def decoder_list(name: str, model: PreTrainedModel) -> list[nn.Module]:
     return list(model.get_submodule(FAMILIES[name].list).children())
 
 
-def _move_what_is_trivial(model: PreTrainedModel) -> None:
+def move_what_is_trivial(model: PreTrainedModel) -> None:
     """Add noise to every vector, and to whatever else is still all zeros or all ones.
 
     The norms of queries and keys are doubled too: at 1 they make attention over few channels nearly uniform.

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.capture.families import SIZES, _move_what_is_trivial
+from tests.capture.families import EXPERTS, LATENT, LINEAR, SIZES, move_what_is_trivial
 
 
 @dataclass(frozen=True)
@@ -48,36 +48,6 @@ class GatedFamily:
 
 
 WINDOWED: dict[str, object] = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-LINEAR: dict[str, object] = {
-    "num_hidden_layers": 4,
-    # with wider weights float32 rounding in the linear layers, transformers' own, exceeds what the tests allow
-    "initializer_range": 0.05,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
-EXPERTS: dict[str, object] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
-# multi-head latent attention: keys of 8 + 4 channels, of which 4 are rotated; values of 6
-LATENT: dict[str, object] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 12,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-}
 INDEXED: dict[str, object] = {"index_topk": 12, "index_n_heads": 2, "index_head_dim": 8}
 
 IN_QUERIES = "rows of `q_proj`, per head"
@@ -209,5 +179,5 @@ def gated_model(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     config = getattr(transformers, family.config)(**{**SIZES, **family.options})
     model: PreTrainedModel = getattr(modeling, family.model)(config).eval()
-    _move_what_is_trivial(model)
+    move_what_is_trivial(model)
     return model

@@ -40,11 +40,6 @@ def test_of_a_hybrid_model() -> None:
     assert [layer.attention is None for layer in layers] == [True, True, True, False]
 
 
-@pytest.mark.parametrize(("family", "learned"), [("gpt_oss", True), ("llama", False)])
-def test_learned_sinks(family: str, learned: bool) -> None:
-    assert [layer.learned_sink for layer in anatomy(family_model(family)).layers] == [learned] * 2
-
-
 def test_a_gate_that_something_stands_behind_is_refused() -> None:
     model = tiny_model("gate_headwise")
     projection = model.model.layers[1].self_attn.o_proj

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask
+from transformers import PreTrainedModel
 
 from gattn_viz.capture import collector, fused
 from gattn_viz.capture.collector import LayerCapture, Request
@@ -39,6 +38,7 @@ from tests.capture.families import (
     family_model,
     family_model_in,
     final_norm,
+    run_attending,
 )
 
 # Of probabilities, and of means over queries: absolute. Of hidden states: relative to the largest of them.
@@ -146,15 +146,7 @@ def exact_attention(model: PreTrainedModel, prompt: list[int]) -> list[Exact]:
         seen.append(Exact(p[0], v[0]))
         return (p @ v).transpose(1, 2).to(query.dtype), None
 
-    AttentionInterface.register("written_out", attend)
-    AttentionMaskInterface.register("written_out", eager_mask)
-    before = model.config._attn_implementation
-    model.set_attn_implementation("written_out")
-    try:
-        with torch.no_grad():
-            model(torch.tensor([prompt]), use_cache=False)
-    finally:
-        model.set_attn_implementation(before)
+    run_attending(model, attend, prompt)
     return seen
 
 

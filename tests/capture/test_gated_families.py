@@ -139,7 +139,6 @@ def test_anatomy(name: str) -> None:
     attending = [(number, layer) for number, layer in numbered if layer.shape is not None]
     assert tuple(number for number, _ in attending) == family.layers
     assert tuple(layer.shape.heads for _, layer in attending) == family.heads  # type: ignore[union-attr]
-    assert tuple(number for number, layer in numbered if layer.learned_sink) == family.sink
     assert (parts.gate_kind, parts.refusal) == (family.gate, None)
     assert {gate.adapter.activation for gate in parts.gates} == ({family.activation} if family.gate else set())
     assert parts.is_looped == (name in ("hrm_text", "dory"))
@@ -155,6 +154,7 @@ def test_maps_and_statistics(name: str) -> None:
         assert layer.probabilities is not None
         assert layer.sums is not None
         torch.testing.assert_close(layer.probabilities, p, atol=TOLERANCE, rtol=0)
+        assert (layer.sums.learned_sink is not None) == (number in GATED[name].sink)
         tokens = len(PROMPT)
         for found, wanted in (
             (layer.sums.first_token, p[:, 1:, 0].sum(-1)),
@@ -197,6 +197,16 @@ def test_gates(name: str) -> None:
         torch.testing.assert_close(torch.tensor(layer.sums.gate_mean).float(), mean, atol=1e-6, rtol=1e-6)
 
 
+def assert_same(found: dict[int, LayerCapture], expected: dict[int, LayerCapture]) -> None:
+    """Their maps and gate scores."""
+    assert found.keys() == expected.keys()
+    for number, layer in expected.items():
+        for field in ("probabilities", "gate_scores"):
+            torch.testing.assert_close(
+                getattr(found[number], field), getattr(layer, field), atol=TOLERANCE, rtol=0
+            )
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_changes_nothing(name: str, side: str) -> None:
@@ -213,12 +223,8 @@ def test_padding_changes_nothing(name: str, side: str) -> None:
 
     capture_batch(model, batch, mask, everything_of(name), keep)
     [alone] = capture(model, prompts[1:], everything_of(name))
-    for expected, of_batch in ((ours(name), found[0]), (alone, found[1])):
-        for number, layer in expected.items():
-            other = of_batch[number]
-            torch.testing.assert_close(other.probabilities, layer.probabilities, atol=TOLERANCE, rtol=0)
-            if layer.gate_scores is not None:
-                torch.testing.assert_close(other.gate_scores, layer.gate_scores, atol=TOLERANCE, rtol=0)
+    assert_same(found[0], ours(name))
+    assert_same(found[1], alone)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -230,11 +236,7 @@ def test_chunks_change_nothing(name: str) -> None:
             capture(gated_model(name), [PROMPT], everything_of(name), chunk=10)
         return
     [layers] = capture(gated_model(name), [PROMPT], everything_of(name), chunk=10)
-    for number, expected in ours(name).items():
-        found = layers[number]
-        torch.testing.assert_close(found.probabilities, expected.probabilities, atol=TOLERANCE, rtol=0)
-        if expected.gate_scores is not None:
-            torch.testing.assert_close(found.gate_scores, expected.gate_scores, atol=TOLERANCE, rtol=0)
+    assert_same(layers, ours(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,14 +10,13 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask
+from transformers import PreTrainedModel
 
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import capture, capture_batch
 from gattn_viz.metrics.layer import Need
 from gattn_viz.metrics.measures import Options, learned_sink_mass
-from tests.capture.families import SIZES, family_model
+from tests.capture.families import SIZES, family_model, run_attending
 
 EXPERTS: dict[str, object] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
@@ -78,16 +77,7 @@ def expected(name: str, prompt: list[int]) -> list[np.ndarray]:
         output = e @ v / (e.sum(-1) + sink)[..., None]
         return output.transpose(0, 1)[None].to(query.dtype), None
 
-    AttentionInterface.register("written_out_with_sinks", attend)
-    AttentionMaskInterface.register("written_out_with_sinks", eager_mask)
-    model = model_of(name)
-    before = model.config._attn_implementation
-    model.set_attn_implementation("written_out_with_sinks")
-    try:
-        with torch.no_grad():
-            model(torch.tensor([prompt]), use_cache=False)
-    finally:
-        model.set_attn_implementation(before)
+    run_attending(model_of(name), attend, prompt)
     return taken
 
 

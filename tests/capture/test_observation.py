@@ -24,7 +24,7 @@ def test_what_is_seen() -> None:
     first = layers[0]
     attention = model.model.layers[0].self_attn
     assert first.attention is attention
-    assert (first.heads, first.query_width, first.learned_sink) == (4, 8, False)
+    assert (first.heads, first.query_width) == (4, 8)
     assert first.output is not None
     [values] = [call.given for call in first.before if call.module is attention.v_proj]
     assert values is not None

@@ -267,7 +267,7 @@ def test_a_gate_that_comes_after_attention_is_not_taken_for_none() -> None:
     collector = Collector(request("output"), [slice(0, 3)], lambda sequence, layer: None, range(3))
     scores = torch.ones(1, 3, 4, 1)
     for _ in range(LAYER):
-        collector.begin_layer(nn.Identity())
+        collector.begin_layer()
     collector.add_output(nn.Identity(), torch.ones(1, 3, 4, 8))
     collector.add_gate(scores, scores)
     with pytest.raises(GattnVizError, match="layer 2 computes its gate after its attention"):

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from gattn_viz.errors import GattnVizError
 from gattn_viz.models import gguf as module
 from gattn_viz.models.description import describe
-from gattn_viz.models.gguf import cache_directory, place
+from gattn_viz.models.gguf import place
 from gattn_viz.models.loading import load
 from gattn_viz.models.names import resolve
 from gattn_viz.models.weights import weights_sha256
@@ -227,19 +227,3 @@ class TestRefusals:
         path = files.write_gguf(tmp_path / "tiny.gguf", llama, tiny_tokenizer())
         assert "(No space left on device); expected a directory with room" in error_of(path)
         assert list(cache.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"GATTN_VIZ_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
-        ({"XDG_CACHE_HOME": "/b"}, "/b/gattn-viz"),
-        ({"HOME": "/c"}, "/c/.cache/gattn-viz"),
-    ],
-)
-def test_where_the_cache_is(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GATTN_VIZ_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert cache_directory() == Path(expected)
