@@ -169,8 +169,9 @@ def _write(data: PaperData, recorder: Recorder, output: Path, dpi: int, look: di
         return write_with_sidecar(text.encode(), recipe, output / name)
 
     # all are drawn before the first file is written: one for which there is no room leaves nothing behind
+    models = [run.model for run in data.models]
     figures = {
-        name: draw_paper_figure(name, frame, **look)
+        name: draw_paper_figure(name, frame, models=models, **look)
         for name, frame in data.frames.items()
         if PAPER_FIGURES[name].draw is not None
     }

@@ -10,8 +10,8 @@ draw_paper_figure("gate_by_layer", read_paper_table("figs/gate_by_layer.csv"))  
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -29,12 +29,6 @@ from gattn_viz.figures.map_figure import draw_attention_maps
 from gattn_viz.figures.style import StyleKind
 
 
-class _Draw(Protocol):
-    def __call__(
-        self, frame: pd.DataFrame, *, kind: StyleKind = ..., width: float | None = ..., font: str | None = ...
-    ) -> Figure: ...
-
-
 @dataclass(frozen=True)
 class PaperFigure:
     """One of the paper's figures.
@@ -47,8 +41,11 @@ class PaperFigure:
 
     number: str
     shows: str
-    draw: _Draw | None
+    draw: Callable[..., Figure] | None
 
+
+OF_GATES = ("gate_distribution", "gate_by_layer")
+"""Their lines are of the models with a gate, those of the others of all models."""
 
 PAPER_FIGURES: dict[str, PaperFigure] = {
     "first_token_by_layer": PaperFigure(
@@ -95,6 +92,7 @@ def draw_paper_figure(
     name: str,
     frame: pd.DataFrame,
     *,
+    models: Sequence[str] = (),
     kind: StyleKind = "paper",
     width: float | None = None,
     font: str | None = None,
@@ -103,6 +101,8 @@ def draw_paper_figure(
 
     Args:
         name: in `PAPER_FIGURES`.
+        models: of all figures that are to stand together: each looks the same in all of them, though those without
+            a gate are not in each.
         kind: `paper`, the small type of a two-column paper, or `screen`.
         width: in inches; None is one or two columns of the style, by the figure.
         font: a family or font file to prefer.
@@ -116,7 +116,8 @@ def draw_paper_figure(
     if frame.empty:
         raise GattnVizError(f"the table of {name} has no rows; expected a row for each thing that is drawn")
     try:
-        return drawn[name](frame, kind=kind, width=width, font=font)
+        shared = {"models": models} if name in OF_GATES else {}
+        return drawn[name](frame, kind=kind, width=width, font=font, **shared)
     except KeyError as error:
         raise GattnVizError(
             f"the table of {name} has no column {error}, but {', '.join(map(str, frame.columns))}; expected it as "

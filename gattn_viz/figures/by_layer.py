@@ -6,7 +6,7 @@ column `depth`, that is the x axis, from 0 to 1, in place of the layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -49,7 +49,7 @@ def draw_first_token_by_layer(
     """
     with style(kind):
         figure, axes = _sheet(1, 1, kind, width or figure_width(kind))
-        curves = _curves(frame, "first_token_mass")
+        curves = _curves(frame, "first_token_mass", frame["model"])
         null = frame["uniform_null"].tolist()
         lines = draw_curves(axes[0][0], curves, **x_axis(frame), y_label=MASS, null=null, legend=False)
         draw_legend(figure, lines, font)
@@ -57,17 +57,23 @@ def draw_first_token_by_layer(
 
 
 def draw_gate_by_layer(
-    frame: pd.DataFrame, *, kind: StyleKind = "paper", width: float | None = None, font: str | None = None
+    frame: pd.DataFrame,
+    *,
+    models: Sequence[str] = (),
+    kind: StyleKind = "paper",
+    width: float | None = None,
+    font: str | None = None,
 ) -> Figure:
     """The mean gate score, a line a model.
 
     Args:
         frame: the columns model, layer and gate_mean.
+        models: of all figures of a set, those without a gate too: each looks as it does in the others.
         kind, width, font: see `draw_first_token_by_layer`.
     """
     with style(kind):
         figure, axes = _sheet(1, 1, kind, width or figure_width(kind))
-        curves = _curves(frame, "gate_mean")
+        curves = _curves(frame, "gate_mean", [*models, *frame["model"]])
         lines = draw_curves(axes[0][0], curves, **x_axis(frame), y_label="mean gate score", legend=False)
         draw_legend(figure, lines, font)
     return figure
@@ -87,7 +93,7 @@ def draw_output_magnitude(
         figure, [axes] = _sheet(1, len(stages), kind, width or figure_width(kind, 2))
         lines: list[Line2D] = []
         for ax, stage in zip(axes, stages, strict=True):
-            curves = _curves(frame[frame["stage"] == stage], "mean_abs")
+            curves = _curves(frame[frame["stage"] == stage], "mean_abs", frame["model"])
             label = "mean abs attention output" if ax is axes[0] else ""
             lines += draw_curves(ax, curves, **x_axis(frame), y_label=label, log_y=True, legend=False)
             ax.set_title(_stage(stage, stages), loc="left")
@@ -114,7 +120,8 @@ def draw_output_sparsity(
                 rows = frame[(frame["stage"] == stage) & (frame["threshold"] == threshold)]
                 label = f"share < {threshold:g}" if ax is row[0] else ""
                 x = x_axis(frame, row is axes[-1])
-                lines += draw_curves(ax, _curves(rows, "share_below"), **x, y_label=label, legend=False)
+                curves = _curves(rows, "share_below", frame["model"])
+                lines += draw_curves(ax, curves, **x, y_label=label, legend=False)
                 if row is axes[0]:
                     ax.set_title(_stage(stage, stages), loc="left")
             _share_y(row)
@@ -165,9 +172,9 @@ def _sheet(
     return figure, [list(row) for row in axes]
 
 
-def _curves(frame: pd.DataFrame, column: str, models: Sequence[str] | None = None) -> list[Curve]:
+def _curves(frame: pd.DataFrame, column: str, models: Iterable[str]) -> list[Curve]:
     """A curve a model, in the order in which they come; `models` are all that share a set of looks."""
-    looks = line_looks(models if models is not None else list(dict.fromkeys(frame["model"])))
+    looks = line_looks(list(dict.fromkeys(models)))
     return [
         Curve(
             str(model),

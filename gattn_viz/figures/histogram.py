@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +20,18 @@ _HEIGHT = {"paper": 1.95, "screen": 3.0}
 
 
 def draw_gate_distribution(
-    frame: pd.DataFrame, *, kind: StyleKind = "paper", width: float | None = None, font: str | None = None
+    frame: pd.DataFrame,
+    *,
+    models: Sequence[str] = (),
+    kind: StyleKind = "paper",
+    width: float | None = None,
+    font: str | None = None,
 ) -> Figure:
     """How many gate scores lie in each bin, a step line a model, counts on a logarithmic axis.
 
     Args:
         frame: the columns model, low, high (a bin's edges; each begins where the one above it ends) and count.
+        models: of all figures of a set, those without a gate too: each looks as it does in the others.
         kind: the style, see `style.style`.
         width: in inches; None is that of a column of the style.
         font: a family or font file to prefer.
@@ -33,7 +40,7 @@ def draw_gate_distribution(
         figure = Figure(figsize=(width or figure_width(kind), _HEIGHT[kind]), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        looks = line_looks(list(dict.fromkeys(frame["model"])))
+        looks = line_looks(list(dict.fromkeys([*models, *frame["model"]])))
         steps = []
         for model, rows in frame.groupby("model", sort=False):
             look = looks[str(model)]
@@ -91,6 +98,6 @@ def draw_gate_distribution_by_layer(
             axes.set_title(shorten(fitted.texts[0], LABEL_LIMIT), parse_math=False, fontfamily=fitted.families)
             axes.set_xlabel("gate score")
             axes.set_ylabel("layer")
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         figure.colorbar(image, ax=panels, label="scores", pad=0.02)
     return figure

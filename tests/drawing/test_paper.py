@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from gattn_viz import (
     GattnVizError,
@@ -209,6 +210,27 @@ def test_a_csv_draws_the_same_figure(data: PaperData, name: str, tmp_path: Path)
         for one, other in zip(a.get_images(), b.get_images(), strict=True):
             np.testing.assert_allclose(one.get_array().filled(0), other.get_array().filled(0), rtol=1e-5)
         assert [t.get_text() for t in a.get_xticklabels()] == [t.get_text() for t in b.get_xticklabels()]
+
+
+def test_a_model_looks_the_same_in_every_panel_of_every_figure(data: PaperData) -> None:
+    """Of models that have no colours of their own, the first without a gate: it is not in each figure or panel."""
+    renamed = {"baseline": "plain", "gate_headwise": "one", "gate_elementwise": "two"}
+    colours: dict[str, set[str]] = {name: set() for name in renamed.values()}
+    panels = 0
+    for name in PAPER_FIGURES:
+        if name in ("summary", "attention_maps", "gate_distribution_by_layer"):  # no lines
+            continue
+        frame = data.frames[name].replace({"model": renamed})
+        for ax in draw_paper_figure(name, frame, models=list(renamed.values())).axes:
+            lines = [(str(line.get_label()), line.get_color()) for line in ax.get_lines()]
+            lines += [(str(step.get_label()), step.get_edgecolor()) for step in ax.patches]
+            panels += 1
+            for label, color in lines:
+                if label in colours:
+                    colours[label].add(to_hex(color))
+    assert panels == 17
+    assert [len(found) for found in colours.values()] == [1, 1, 1]
+    assert len(set.union(*colours.values())) == 3
 
 
 def test_a_model_or_a_token_may_be_called_na(data: PaperData, tmp_path: Path) -> None:

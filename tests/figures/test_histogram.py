@@ -59,4 +59,7 @@ def test_of_each_layer() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_layer_and_hardly_a_score(count: int) -> None:
     frame = pd.DataFrame({"model": "a", "layer": [7], "low": [0.0], "high": [1.0], "count": [count]})
-    assert draw_gate_distribution_by_layer(frame).axes[0].get_ylim() == (7.5, 6.5)
+    figure = draw_gate_distribution_by_layer(frame)
+    axes = figure.axes[0]
+    assert axes.get_ylim() == (7.5, 6.5)
+    assert [tick for tick in axes.get_yticks() if 6.5 <= tick <= 7.5] == [7]
