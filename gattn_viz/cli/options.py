@@ -223,10 +223,18 @@ def chosen_prompts(texts: list[str] | None, file: str | None, whole_file: bool =
 
 
 def run_of(ctx: typer.Context) -> Run:
-    """How models are found and run: by the command's options that are `Run`'s, under the same names."""
+    """How models are found and run: by the command's options that are `Run`'s, under the same names.
+
+    Raises:
+        typer.BadParameter: options of the place of weights do not go together.
+    """
+    from gattn_viz.models.placement import check_placement
     from gattn_viz.pipeline.run import Run
 
-    return Run(**{field.name: ctx.params[field.name] for field in fields(Run) if field.name in ctx.params})
+    run = Run(**{field.name: ctx.params[field.name] for field in fields(Run) if field.name in ctx.params})
+    with wrong_use():
+        check_placement(run.device, run.device_map, run.max_memory, run.offload_folder)
+    return run
 
 
 def check_bootstrap(ctx: typer.Context, ci: float | None) -> None:

@@ -21,9 +21,8 @@ from gattn_viz.models.libraries import REMEDIES, explained, listed, no_conversio
 from gattn_viz.models.modeling import GatedQwen3ForCausalLM
 from gattn_viz.models.names import ModelSource
 from gattn_viz.models.peft_adapter import add_adapter, check_no_adapter
-from gattn_viz.models.placement import input_device, memory_limits
+from gattn_viz.models.placement import check_placement, input_device, memory_limits
 
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,8 +61,9 @@ def load(
     Args:
         dtype: float32, bfloat16, float16, or `auto`: float32 on a CPU, the checkpoint's own on an accelerator.
         device: `auto` is cuda where there is one, else cpu; or a torch device such as `cuda:1` or `mps`.
-        device_map: instead of `device`, how accelerate spreads the layers over devices: one of `DEVICE_MAPS`.
-            What does not fit stays in the CPU's memory, or on disk, and is fetched layer by layer.
+        device_map: instead of `device`, how accelerate spreads the layers over devices: one of
+            `placement.DEVICE_MAPS`. What does not fit stays in the CPU's memory, or on disk, and is fetched layer
+            by layer.
         max_memory: with a device map, at most how much of each device, such as `0=10GiB,cpu=20GiB`.
         offload_folder: with a device map, a directory for weights that are to lie on disk, where the checkpoint's
             own files cannot be read in parts, as pytorch_model.bin.
@@ -75,20 +75,7 @@ def load(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise GattnVizError(f"unknown dtype {dtype!r}; expected auto, {', '.join(DTYPES)}: pass one of them")
-    if device_map is not None and device_map not in DEVICE_MAPS:
-        raise GattnVizError(
-            f"unknown device map {device_map!r}; expected {', '.join(DEVICE_MAPS)}: pass one of them, or --device "
-            "for a single device"
-        )
-    if device_map is not None and device != "auto":
-        raise GattnVizError(
-            f"both device {device!r} and device map {device_map!r} were given; expected one: leave the other out"
-        )
-    for name, value in {"max memory": max_memory, "offload folder": offload_folder}.items():
-        if value is not None and device_map is None:
-            raise GattnVizError(
-                f"the {name} {value!r} was given without a device map; expected both: add --device-map auto"
-            )
+    check_placement(device, device_map, max_memory, offload_folder)
     target = find_device(device)
     wanted_dtype = DTYPES.get(dtype, torch.float32 if target.type == "cpu" else "auto")
     placement: Any = device_map

@@ -9,6 +9,28 @@ from accelerate.utils.modeling import convert_file_size_to_int
 
 from gattn_viz.errors import GattnVizError
 
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def check_placement(
+    device: str, device_map: str | None, max_memory: str | None, offload_folder: str | None
+) -> None:
+    """Raise GattnVizError if what is said of the place of a model's weights does not go together."""
+    if device_map is not None and device_map not in DEVICE_MAPS:
+        raise GattnVizError(
+            f"unknown device map {device_map!r}; expected {', '.join(DEVICE_MAPS)}: pass one of them, or --device "
+            "for a single device"
+        )
+    if device_map is not None and device != "auto":
+        raise GattnVizError(
+            f"both device {device!r} and device map {device_map!r} were given; expected one: leave the other out"
+        )
+    for name, value in {"max memory": max_memory, "offload folder": offload_folder}.items():
+        if value is not None and device_map is None:
+            raise GattnVizError(
+                f"the {name} {value!r} was given without a device map; expected both: add --device-map auto"
+            )
+
 
 def memory_limits(text: str) -> dict[int | str, int]:
     """`0=10GiB,cpu=20GiB` as what accelerate takes: bytes by the number of an accelerator, or of `cpu`.
@@ -25,8 +47,13 @@ def memory_limits(text: str) -> dict[int | str, int]:
             raise GattnVizError(
                 f"max memory {text!r}: expected devices and sizes such as 0=10GiB,cpu=20GiB, 0 being the first GPU"
             )
+        key = int(place) if place.isdecimal() else place
+        if key in limits:
+            raise GattnVizError(
+                f"max memory {text!r}: {place} is there twice; expected one size for it: leave one out"
+            )
         try:
-            limits[int(place) if place.isdecimal() else place] = convert_file_size_to_int(size)
+            limits[key] = convert_file_size_to_int(size)
         except ValueError as error:
             raise GattnVizError(
                 f"max memory {text!r}: {size!r} is no size; expected such as 10GiB, 10GB or 500MB"

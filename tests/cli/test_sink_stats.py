@@ -194,6 +194,9 @@ def test_intervals(cli: Cli, tiny_trio: Path) -> None:
         (["--ci", ".95", "--measures", "max_activation"], "ci is given, but max_activation has no interval"),
         (["--ci", ".95", "--seed", "-1"], "--seed"),
         (["--chunk", "0"], "--chunk"),
+        (["--max-memory", "cpu=1GB"], "was given without a device map; expected both"),
+        (["--offload-folder", "x"], "was given without a device map; expected both"),
+        (["--device", "cpu", "--device-map", "auto"], "both device 'cpu' and device map 'auto' were given"),
     ],
 )
 def test_wrong_use(cli: Cli, arguments: list[str], said: str) -> None:

@@ -163,7 +163,7 @@ def test_memory_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["20GiB", "cpu=", "=2GB", "gpu=2GB", "cpu=20GiB,", "cpu=20XB", "cpu=-1", "-1=2GB"]
+    "text", ["20GiB", "cpu=", "=2GB", "gpu=2GB", "cpu=20GiB,", "cpu=20XB", "cpu=-1", "-1=2GB", "cpu=1GB,cpu=2GB"]
 )
 def test_limits_that_cannot_be_meant(text: str) -> None:
     with pytest.raises(GattnVizError, match=f"^max memory '{text}': .*expected"):
