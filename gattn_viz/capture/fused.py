@@ -148,19 +148,15 @@ def _attend_to(attention: Attention, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_group(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """(Q, K, G, Dv) and (Q, K, G). One call for each query head of a KV head, so that no key is copied."""
+    """(Q, K, G, Dv) and (Q, K, G). KV heads take the place of a batch, so that no key is copied for its group."""
     width = max(q.shape[-1], v.shape[-1])
     if q.device.type == "cuda":
         width += -width % 8
-    wide_q, wide_k, wide_v = (_widened(x, width) for x in (q, k, v))
-    output = q.new_empty(*q.shape[:3], v.shape[-1])
-    lse = q.new_empty(q.shape[:3])
-    for group in range(q.shape[2]):
-        of_group = wide_q[:, :, group].transpose(0, 1)[None]
-        part, part_lse = _kernel(of_group, wide_k[None], wide_v[None], scale, causal)
-        output[:, :, group] = part[0, ..., : v.shape[-1]].transpose(0, 1)
-        lse[:, :, group] = part_lse[0].T
-    return output, lse
+    group = q.shape[2]
+    of_group = _widened(q, width).permute(1, 2, 0, 3)
+    keys, values = (_widened(x, width)[:, None].expand(-1, group, -1, -1) for x in (k, v))
+    output, lse = _kernel(of_group, keys, values, scale, causal)
+    return output[..., : v.shape[-1]].permute(2, 0, 1, 3), lse.permute(2, 0, 1)
 
 
 def _widened(x: Tensor, width: int) -> Tensor:
@@ -169,7 +165,7 @@ def _widened(x: Tensor, width: int) -> Tensor:
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """(1, K, Q, D) output and (1, K, Q) log-sum-exp of (1, K, Q, D) queries and (1, K, T, D) keys and values."""
+    """(K, G, Q, D) output and (K, G, Q) log-sum-exp of (K, G, Q, D) queries and (K, G, T, D) keys and values."""
     aten = torch.ops.aten
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -185,7 +181,8 @@ def lse_is_trusted(device: str, dtype: torch.dtype) -> bool:
     is computed in blocks.
     """
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 5, 8, generator=generator).to(device, dtype) for _ in range(3))
+    q, k, v = (torch.randn(2, 3, 5, 8, generator=generator).to(device, dtype) for _ in range(3))
+    k, v = (x[:, :1].expand(q.shape) for x in (k, v))  # one in memory for the heads of a group, as `_by_group` has
     scores = (q.double() @ k.double().transpose(-1, -2)).masked_fill(
         torch.ones(5, 5, dtype=torch.bool, device=device).triu(1), -torch.inf
     )
