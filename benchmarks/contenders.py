@@ -6,13 +6,16 @@ Axis letters: L layers, H query heads, T tokens. Every contender runs on one pro
 from __future__ import annotations
 
 import copy
+import math
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from gattn_viz.capture import compiled
 from gattn_viz.capture.collector import LayerCapture, Request
 from gattn_viz.capture.run import stream
 from gattn_viz.metrics.layer import LayerSums, Need
@@ -70,21 +73,22 @@ class Plain(Contender):
 
 
 class Ours(Contender):
-    """`gattn_viz.capture.run.stream`, as the commands call it."""
+    """`gattn_viz.capture.run.stream`, as the commands call it, but numba helps with any prompt, or with none."""
 
     request: Request
 
     def run(self, ids: Tensor) -> list[LayerCapture]:
         layers: list[LayerCapture] = []
-        stream(self.model, ids.tolist(), self.request, lambda prompt, layer: layers.append(layer))
+        with patch.object(compiled, "LEAST_SCORES", 0 if self.package == "numba" else math.inf):
+            stream(self.model, ids.tolist(), self.request, lambda prompt, layer: layers.append(layer))
         return layers
 
 
 class OursSums(Ours):
     """What `gattn-viz sink-stats` asks for."""
 
-    def __init__(self, name: str, title: str, needs: frozenset[Need]) -> None:
-        self.name, self.title, self.request = name, title, Request(needs=needs)
+    def __init__(self, name: str, title: str, needs: frozenset[Need], package: str | None = None) -> None:
+        self.name, self.title, self.request, self.package = name, title, Request(needs=needs), package
 
     def found(self, result: list[LayerCapture]) -> Found:
         """Those of the sums that follow from attention alone, as means over the queries."""
@@ -106,8 +110,8 @@ class OursMaps(Ours):
     Of four layers; the whole model has no others, so each layer pays for a map.
     """
 
-    name = "ours_maps"
-    title = "ours, 4 maps"
+    def __init__(self, name: str, title: str, package: str | None = None) -> None:
+        self.name, self.title, self.package = name, title, package
 
     def prepare(self, model: Qwen3ForCausalLM) -> None:
         super().prepare(model)
@@ -197,7 +201,9 @@ CONTENDERS: dict[str, Contender] = {
         Plain(),
         OursSums("ours_first_token", "ours, first-token mass", frozenset({"first_token"})),
         OursSums("ours_all", "ours, all measures", ALL),
-        OursMaps(),
+        OursSums("ours_all_numba", "ours, all measures, numba", ALL, "numba"),
+        OursMaps("ours_maps", "ours, 4 maps"),
+        OursMaps("ours_maps_numba", "ours, 4 maps, numba", "numba"),
         Eager(),
         TransformerLens(),
         NNsight(),

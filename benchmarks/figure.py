@@ -21,12 +21,15 @@ from gattn_viz.errors import GattnVizError
 from gattn_viz.figures.save import save_figure
 from gattn_viz.figures.style import INK, MUTED, OTHER_COLORS, VARIANT_COLORS, style
 
-# Ours in blues and green, full lines; the others in warm colours, dashed; each with a mark of its own.
+# Ours in blues and green, full lines, with hollow marks for numba; the others in warm colours, dashed; each with a
+# mark of its own.
 LOOKS = {
     PLAIN: (MUTED, "-", ""),
     "ours_first_token": (OTHER_COLORS[3], "-", "o"),
     "ours_all": (VARIANT_COLORS["gate_headwise"], "-", "s"),
+    "ours_all_numba": (VARIANT_COLORS["gate_headwise"], "-", "s"),
     "ours_maps": (VARIANT_COLORS["gate_elementwise"], "-", "D"),
+    "ours_maps_numba": (VARIANT_COLORS["gate_elementwise"], "-", "D"),
     "eager": (OTHER_COLORS[0], "--", "^"),
     "transformer_lens": (OTHER_COLORS[1], "--", "v"),
     "nnsight": (OTHER_COLORS[2], "--", "P"),
@@ -65,7 +68,11 @@ def _lines(axes: Axes, part: pd.DataFrame) -> None:
         own = part[(part["contender"] == name) & (part["status"] == OK)].sort_values("tokens")
         if len(own):
             title = CONTENDERS[name].title
-            axes.plot(own["tokens"], own["median"], dashes, marker=mark, markersize=4, color=colour, label=title)
+            face = "white" if CONTENDERS[name].package == "numba" else colour
+            axes.plot(
+                own["tokens"], own["median"], dashes, marker=mark, markersize=4, color=colour,
+                markerfacecolor=face, label=title,
+            )  # fmt: skip
             axes.fill_between(own["tokens"], own["q1"], own["q3"], color=colour, alpha=0.2, linewidth=0)
     number = FuncFormatter(lambda value, position: f"{value:,g}")
     axes.set_xscale("log", base=2)

@@ -19,7 +19,7 @@ Quantity = Literal["time", "memory"]
 
 NAN = float("nan")
 KEY = ["shape", "tokens", "threads", "contender", "quantity"]
-PACKAGES = ("gattn-viz", "torch", "transformers", "transformer-lens", "nnsight")
+PACKAGES = ("gattn-viz", "torch", "transformers", "numba", "transformer-lens", "nnsight")
 
 # A file holds the measurements of one machine and one setting. Peers may be installed later.
 SAME = ["processor", "device", "dtype", "python", "gattn-viz", "torch", "transformers"]

@@ -21,8 +21,8 @@ LIBRARIES = (
     "pandas", "matplotlib", "seaborn", "typer", "rich",
 )  # fmt: skip
 OPTIONAL = (
-    "peft", "gguf", "pyarrow", "bitsandbytes", "torchao", "optimum-quanto", "compressed-tensors", "gptqmodel",
-    "autoawq", "hqq", "kernels", "hf-xet",
+    "numba", "peft", "gguf", "pyarrow", "bitsandbytes", "torchao", "optimum-quanto", "compressed-tensors",
+    "gptqmodel", "autoawq", "hqq", "kernels", "hf-xet",
 )  # fmt: skip
 
 SHOWN = (
@@ -32,7 +32,7 @@ SHOWN = (
     "PYTORCH_CUDA_ALLOC_CONF", "SOURCE_DATE_EPOCH", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME", "http_proxy",
     "https_proxy",
 )  # fmt: skip
-PREFIXES = ("ACCELERATE_", "GATTN_VIZ_", "HF_", "HUGGING_FACE_", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
+PREFIXES = ("ACCELERATE_", "GATTN_VIZ_", "HF_", "HUGGING_FACE_", "NUMBA_", "PYTORCH_", "TORCH_", "TRANSFORMERS_")
 
 NOT_INSTALLED = "not installed"
 

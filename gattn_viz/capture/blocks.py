@@ -9,6 +9,7 @@ or a sum over these while they are in the processor's cache:
 
 Where exponentials would leave the range of float32, a row's largest score is taken out first, of the s of entropy
 too: it is a difference of two numbers as large as these.
+All of it but the products may be left to a kernel of machine code (`compiled`), which always takes it out.
 What there is one of for each row is put in its place and finished at the end, for all rows at once: many small
 steps would cost more than the work itself.
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gattn_viz.capture.attention import Attention
+from gattn_viz.capture.compiled import RowKernel
 from gattn_viz.capture.weighing import Weighing
 from gattn_viz.metrics.layer import Need
 from gattn_viz.metrics.pooling import MapBuilder
@@ -43,6 +45,10 @@ NARROW, MODERATE = 32, 64.0
 LEAST_SUM, LARGEST_SUM = 1e-20, 1e28
 
 
+# The score of a key that a row does not see: finite, so that 0 times it is 0.
+HIDDEN = torch.finfo(torch.float32).min / 2
+
+
 @dataclass
 class WantedMap:
     """A map to fill: of which heads, from 0; None is the mean of all. `weighing` comes before."""
@@ -59,6 +65,7 @@ def attend_in_blocks(
     sums: AttentionSums | None = None,
     needs: Collection[Need] = (),
     wanted: WantedMap | None = None,
+    kernel: RowKernel | None = None,
 ) -> None:
     """Go through the queries once.
 
@@ -66,10 +73,11 @@ def attend_in_blocks(
         output: (Q, K, G, Dv), is written; None when it is known already, and only the map's rows are gone through.
         sums: take up what is in `needs`, and which keys are seen where that is not all; needs an output.
         wanted: takes up its rows.
+        kernel: reduces the scores, see `compiled`; None is torch.
     """
     buffers = _Buffers()
     kv_heads = [
-        _KVHead(attention, index, buffers, needs, None if output is None else output[:, index])
+        _KVHead(attention, index, buffers, needs, None if output is None else output[:, index], kernel)
         for index in range(attention.q.shape[1])
     ]
     seen = []
@@ -146,13 +154,14 @@ class _Hidden:
 
     seen: Tensor  # (R, 1, C), or (R, 1, last columns): 1 where a key is seen, else 0
     last_columns: int
+    plain: bool  # the causal rule: row i sees the columns up to its own, which is i of the last ones
 
     @classmethod
     def of(cls, rows: range, visible: Tensor | None, like: Tensor) -> _Hidden:
         if visible is not None:
-            return cls(visible[:, None].to(like.dtype), visible.shape[1])
-        count = len(rows)  # the plain rule: row i's own column is i of the last ones
-        return cls(like.new_ones(count, count).tril_()[:, None], count)
+            return cls(visible[:, None].to(like.dtype), visible.shape[1], False)
+        count = len(rows)
+        return cls(like.new_ones(count, count).tril_()[:, None], count, True)
 
     def fill(self, x: Tensor, value: float) -> None:
         """Write a value there, into (R, G, C)."""
@@ -167,7 +176,13 @@ class _KVHead:
     """One KV head with its G query heads: what is known of each of their rows, (Q, G)."""
 
     def __init__(
-        self, attention: Attention, index: int, buffers: _Buffers, needs: Collection[Need], output: Tensor | None
+        self,
+        attention: Attention,
+        index: int,
+        buffers: _Buffers,
+        needs: Collection[Need],
+        output: Tensor | None,
+        kernel: RowKernel | None,
     ) -> None:
         self.attention = attention
         self.group = attention.q.shape[2]
@@ -177,6 +192,7 @@ class _KVHead:
         self.values = attention.v[index]
         self.keys_as_values = (
             "entropy" in needs
+            and kernel is None
             and self.q.shape[-1] <= NARROW
             and attention.softcap is None
             and attention.bias is None
@@ -190,6 +206,7 @@ class _KVHead:
         self.buffers = buffers
         self.needs = needs
         self.output = output
+        self.kernel = kernel
         # On a GPU, looking at the sums would make it wait for each block; a learned sink may be far above scores.
         self.take_largest_out = self.q.device.type != "cpu" or self.sink_logit is not None
 
@@ -208,20 +225,15 @@ class _KVHead:
     def take(self, rows: range, columns: range, hidden: _Hidden) -> None:
         """Compute a block's scores and exponentials, and what follows from them."""
         self.rows, self.columns = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-        self._exponentiate(hidden)
-        over_total = self.over_total[self.rows]
+        if self.kernel is not None:
+            self._reduce_by(self.kernel, hidden)
+        else:
+            self._reduce(hidden)
         if "first_token" in self.needs and self.attention.first_key + columns.start == 0:
             self.first_token[self.rows].copy_(self.e[..., 0])
-        if "row_max" in self.needs:
-            torch.amax(self.e, -1, out=self.largest[self.rows])
-        if "received" in self.needs:
-            received = torch.bmm(over_total.T[:, None], self.e.transpose(0, 1))[:, 0]  # (G, 1, R) x (G, R, C)
-            self.received[:, self.columns].add_(received)
         if self.output is not None:
             product = self.product[self.rows].view(-1, self.product.shape[-1])
             torch.mm(self.e.view(len(product), -1), self.values[self.columns], out=product)
-        if "entropy" in self.needs and not self.keys_as_values:
-            torch.sum(self.s.mul_(self.e), -1, out=self.scores_mean[self.rows])  # the last use of the scores
 
     def probabilities(self) -> Tensor:
         """(G, R, C) of the block, a tensor of its own."""
@@ -255,6 +267,37 @@ class _KVHead:
                 entropy = torch.minimum(entropy, seen.clamp_min(1).log()[:, None])
             sums.add_entropy(self.heads, entropy.T, seen)
 
+    def _reduce_by(self, kernel: RowKernel, hidden: _Hidden) -> None:
+        """`_reduce`, a row at a time."""
+        self._score()
+        if not hidden.plain:
+            hidden.fill(self.s, HIDDEN)
+        received = self.buffers.get("received", self.s, *self.received[:, self.columns].shape).zero_()
+        kernel(
+            self.s,
+            diagonal=self.s.shape[-1] - self.s.shape[0] if hidden.plain else None,
+            sink_logit=self.sink_logit,
+            total=self.total[self.rows],
+            over_total=self.over_total[self.rows],
+            shift=self.shift[self.rows],
+            scores_mean=self.scores_mean[self.rows],
+            largest=self.largest[self.rows],
+            received=received,
+        )
+        self.received[:, self.columns].add_(received)
+
+    def _reduce(self, hidden: _Hidden) -> None:
+        """Turn scores into exponentials, and write what each row and each key have of them."""
+        self._exponentiate(hidden)
+        if "row_max" in self.needs:
+            torch.amax(self.e, -1, out=self.largest[self.rows])
+        if "received" in self.needs:
+            over_total = self.over_total[self.rows]
+            received = torch.bmm(over_total.T[:, None], self.e.transpose(0, 1))[:, 0]  # (G, 1, R) x (G, R, C)
+            self.received[:, self.columns].add_(received)
+        if self.e is not self.s:
+            torch.sum(self.s.mul_(self.e), -1, out=self.scores_mean[self.rows])  # the last use of the scores
+
     def _exponentiate(self, hidden: _Hidden) -> None:
         """e (R, G, C), its sums and their inverses; s too, unless e takes its place."""
         total, over_total = self.total[self.rows], self.over_total[self.rows]
@@ -269,7 +312,7 @@ class _KVHead:
                 return
             self.take_largest_out = True
         self._score()
-        hidden.fill(self.s, torch.finfo(self.s.dtype).min / 2)  # finite: 0 times it is 0
+        hidden.fill(self.s, HIDDEN)
         shift = self.s.amax(-1)
         if self.sink_logit is not None:
             shift = torch.maximum(shift, self.sink_logit)
@@ -286,7 +329,7 @@ class _KVHead:
         q = self.q[self.rows]
         shape = (*q.shape[:2], self.columns.stop - self.columns.start)
         self.s = self.e = self.buffers.get("scores", q, *shape)
-        if "entropy" in self.needs and not self.keys_as_values:
+        if "entropy" in self.needs and not self.keys_as_values and self.kernel is None:
             self.e = self.buffers.get("exponentials", q, *shape)
         torch.mm(q.view(-1, q.shape[-1]), self.kT[:, self.columns], out=self.s.view(-1, shape[-1]))
         if self.attention.softcap is not None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gattn_viz.capture import fused
 from gattn_viz.capture.attention import Attention, active_taker
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
+from gattn_viz.capture.compiled import kernel_for
 from gattn_viz.capture.eager import reduce_weights
 from gattn_viz.capture.weighing import Weighing
 from gattn_viz.errors import GattnVizError
@@ -30,8 +31,11 @@ from gattn_viz.metrics.pooling import MapBuilder, MapView
 from gattn_viz.metrics.sums import AttentionSums
 from gattn_viz.metrics.weights import Weight
 
-Path = Literal["fused", "blocks", "eager"]
-"""How a layer's attention was computed; `eager` is by the model itself, see `gattn_viz.capture.eager`."""
+Path = Literal["fused", "blocks", "compiled", "eager"]
+"""How a layer's attention was computed; see the modules of these names in `gattn_viz.capture`.
+
+`compiled` is blocks with numba's help, `eager` is by the model itself.
+"""
 
 OF_ATTENTION: frozenset[Need] = frozenset({"first_token", "learned_sink", "received", "entropy", "row_max"})
 OF_GATES: frozenset[Need] = frozenset({"gate_scores", "gate_histogram", "output_histogram"})
@@ -74,8 +78,7 @@ class LayerCapture:
 
     Attributes:
         layer: from 1.
-        paths: how the output and the sums were computed, `fused` or `blocks`; both if one chunk went this way,
-            another that. `eager` if the model computed them itself.
+        paths: how the output and the sums were computed; more than one if one chunk went this way, another that.
         probabilities: (heads kept, queries, keys) of the view, 1 head for their mean; weighted as asked for.
         gate_logits, gate_scores: (T, H, C), before and after the activation; None without a gate too.
         output_before, output_after: (T, H, D), the attention output before and after the gate. Without a gate the
@@ -180,10 +183,13 @@ class Collector:
             partial.value_norms.append(norms.repeat_interleave(attention.q.shape[2], 0))
         wanted = self._wanted(partial, layer, attention)
 
-        path = _choose_path(attention, needs)
+        path: Path = _choose_path(attention, needs)
+        kernel = None
         pooled = path == "fused" and wanted is not None and _can_pool(attention, wanted)
         if wanted is not None and not pooled and _has_most_rows(attention, wanted):
             path = "blocks"  # which go through most of the rows anyway
+        if path == "blocks" and (kernel := kernel_for(attention)) is not None:
+            path = "compiled"
         partial.paths.add(path)
         if path == "fused":
             output, lse = fused.attend(attention)
@@ -195,7 +201,9 @@ class Collector:
                 attend_in_blocks(attention, output=None, wanted=wanted)
         else:
             output = attention.q.new_empty(*attention.q.shape[:3], attention.v.shape[-1])
-            attend_in_blocks(attention, output=output, sums=partial.sums, needs=needs, wanted=wanted)
+            attend_in_blocks(
+                attention, output=output, sums=partial.sums, needs=needs, wanted=wanted, kernel=kernel
+            )
         return output
 
     def add_weights(self, weights: Tensor, local_size: int | None) -> None:

@@ -40,6 +40,7 @@ FEW = 10
 IN_WORDS = {
     "fused": "fused kernel",
     "blocks": "blocks of rows, float32",
+    "compiled": "blocks of rows, float32, compiled by numba",
     "eager": "transformers' eager weights",
 }
 """How attention was computed."""
@@ -73,8 +74,7 @@ def sink_stats(
 
     Returns:
         a column for each measure, and with `ci` also `<measure>_ci_low` and `<measure>_ci_high` for those that are
-        means. `attrs["attention_path"]` says how each model's attention was computed: `fused`, `blocks` or both,
-        or `eager`, see `LayerCapture.paths`.
+        means. `attrs["attention_path"]` says how each model's attention was computed, see `LayerCapture.paths`.
         `attrs["chat"]` whether the prompts were in the chat template.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The block path against loops over queries and keys, in double precision, from the definitions alone."""
+"""The block path, by torch and compiled, against loops in double precision from the definitions alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,22 @@ from gattn_viz.capture import blocks
 from gattn_viz.capture.attention import Attention
 from gattn_viz.capture.blocks import WantedMap, attend_in_blocks
 from gattn_viz.capture.collector import OF_ATTENTION
+from gattn_viz.capture.compiled import RowKernel, trusted_kernel
 from gattn_viz.capture.mask import lazy_mask
 from gattn_viz.metrics.pooling import MapBuilder
 from gattn_viz.metrics.sums import AttentionSums
+
+Kernel = RowKernel | None
+
+
+@pytest.fixture(scope="module", params=["torch", "compiled"])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    if request.param == "torch":
+        return None
+    pytest.importorskip("numba")
+    compiled = trusted_kernel()
+    assert compiled is not None
+    return compiled
 
 
 def attention(
@@ -87,14 +100,15 @@ def by_loops(a: Attention) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return p, sums
 
 
-def check(a: Attention, needs: frozenset[Any] = OF_ATTENTION, atol: float = 2e-6) -> None:
+def check(a: Attention, kernel: Kernel, needs: frozenset[Any] = OF_ATTENTION, atol: float = 2e-6) -> None:
     queries, kv_heads, group, _ = a.q.shape
     tokens = a.k.shape[1]
     p, expected = by_loops(a)
     output = a.q.new_empty(queries, kv_heads, group, a.v.shape[-1])
     sums = AttentionSums.zeros(a.heads, tokens, needs)
     builder = MapBuilder(a.heads, tokens)
-    attend_in_blocks(a, output=output, sums=sums, needs=needs, wanted=WantedMap(builder, list(range(a.heads))))
+    wanted = WantedMap(builder, list(range(a.heads)))
+    attend_in_blocks(a, output=output, sums=sums, needs=needs, wanted=wanted, kernel=kernel)
 
     v = a.v.double().repeat_interleave(group, 0)
     torch.testing.assert_close(output.flatten(1, 2).double(), (p @ v).transpose(0, 1), atol=atol * 5, rtol=1e-5)
@@ -109,22 +123,22 @@ def check(a: Attention, needs: frozenset[Any] = OF_ATTENTION, atol: float = 2e-6
 
 @pytest.mark.parametrize("width", [4, blocks.NARROW + 1])
 @pytest.mark.parametrize("spread", [1e3, 1e5])
-def test_entropy_of_large_scores_is_within_its_range(width: int, spread: float) -> None:
+def test_entropy_of_large_scores_is_within_its_range(kernel: Kernel, width: int, spread: float) -> None:
     """A row's largest score takes all: 0, where a difference of scores would leave 1e-7 of them."""
     a = attention(tokens=7, width=width, spread=spread)
     output = a.q.new_empty(7, 2, 2, 4)
     sums = AttentionSums.zeros(a.heads, 7, {"entropy"})
-    attend_in_blocks(a, output=output, sums=sums, needs={"entropy"})
+    attend_in_blocks(a, output=output, sums=sums, needs={"entropy"}, kernel=kernel)
     assert sums.entropy is not None
     _, expected = by_loops(a)
     torch.testing.assert_close(sums.entropy.double(), expected["entropy"], atol=1e-4, rtol=0)
 
 
-def test_a_learned_sink_next_to_0_and_to_1_keeps_its_digits() -> None:
+def test_a_learned_sink_next_to_0_and_to_1_keeps_its_digits(kernel: Kernel) -> None:
     """1 less the rest would have none of a share next to 0."""
     a = attention(tokens=7, sink_logit=torch.tensor([[-30.0, 0.0], [30.0, -70.0]]))
     sums = AttentionSums.zeros(a.heads, 7, {"learned_sink"})
-    attend_in_blocks(a, output=a.q.new_empty(7, 2, 2, 4), sums=sums, needs={"learned_sink"})
+    attend_in_blocks(a, output=a.q.new_empty(7, 2, 2, 4), sums=sums, needs={"learned_sink"}, kernel=kernel)
     assert sums.learned_sink is not None
     expected = by_loops(a)[1]["learned_sink"]
     assert expected[0] < 1e-11
@@ -132,19 +146,19 @@ def test_a_learned_sink_next_to_0_and_to_1_keeps_its_digits() -> None:
     torch.testing.assert_close(sums.learned_sink, expected, atol=0, rtol=1e-5)
 
 
-def test_a_query_that_sees_one_key_has_no_entropy() -> None:
+def test_a_query_that_sees_one_key_has_no_entropy(kernel: Kernel) -> None:
     a = attention(tokens=1, spread=40)
     sums = AttentionSums.zeros(a.heads, 1, {"entropy"})
-    attend_in_blocks(a, output=a.q.new_empty(1, 2, 2, 4), sums=sums, needs={"entropy"})
+    attend_in_blocks(a, output=a.q.new_empty(1, 2, 2, 4), sums=sums, needs={"entropy"}, kernel=kernel)
     assert sums.entropy is not None
     assert not sums.entropy.any()
 
 
-def test_a_first_token_out_of_sight_with_a_huge_score_has_no_mass() -> None:
+def test_a_first_token_out_of_sight_with_a_huge_score_has_no_mass(kernel: Kernel) -> None:
     a = attention(tokens=9, window=3)
     a.k[:, 0] = 1e4 * a.q[8, :, 0]
     sums = AttentionSums.zeros(a.heads, 9, {"first_token"})
-    attend_in_blocks(a, output=a.q.new_empty(9, 2, 2, 4), sums=sums, needs={"first_token"})
+    attend_in_blocks(a, output=a.q.new_empty(9, 2, 2, 4), sums=sums, needs={"first_token"}, kernel=kernel)
     assert sums.first_token is not None
     torch.testing.assert_close(sums.first_token.double(), by_loops(a)[1]["first_token"], atol=1e-5, rtol=0)
 
@@ -174,17 +188,17 @@ class TestAgainstLoops:
         monkeypatch.setattr(blocks, "LEAST_ROWS", min(rows, blocks.LEAST_ROWS))
         monkeypatch.setattr(blocks, "MOST_ROWS", rows)
 
-    def test_all_at_once(self, name: str) -> None:
-        check(attention(**WITH[name]))
+    def test_all_at_once(self, kernel: Kernel, name: str) -> None:
+        check(attention(**WITH[name]), kernel)
 
     @pytest.mark.parametrize("need", sorted(OF_ATTENTION))
-    def test_one_alone(self, name: str, need: str) -> None:
-        check(attention(**WITH[name]), frozenset({need}))
+    def test_one_alone(self, kernel: Kernel, name: str, need: str) -> None:
+        check(attention(**WITH[name]), kernel, frozenset({need}))
 
     @pytest.mark.parametrize("spread", [200.0, 2000.0])
-    def test_scores_that_float32_cannot_exponentiate(self, name: str, spread: float) -> None:
+    def test_scores_that_float32_cannot_exponentiate(self, kernel: Kernel, name: str, spread: float) -> None:
         """Some rows' sums would overflow, or vanish; scores of hundreds carry a rounding of their own."""
-        check(attention(**WITH[name], spread=spread), atol=3e-7 * spread)
+        check(attention(**WITH[name], spread=spread), kernel, atol=3e-7 * spread)
 
 
 @settings(deadline=None, max_examples=40)
@@ -197,16 +211,17 @@ class TestAgainstLoops:
     seed=st.integers(0, 1000),
 )
 def test_blocks_of_any_size(
-    tokens: int, cached: int, window: int | None, group: int, block: int, seed: int
+    kernel: Kernel, tokens: int, cached: int, window: int | None, group: int, block: int, seed: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "LEAST_ROWS", 1)
         patch.setattr(blocks, "MOST_ROWS", 7)
         patch.setattr(blocks, "BLOCK_SCORES", block)
-        check(attention(tokens, group=group, cached=min(cached, tokens - 1), window=window, seed=seed), atol=5e-6)
+        a = attention(tokens, group=group, cached=min(cached, tokens - 1), window=window, seed=seed)
+        check(a, kernel, atol=5e-6)
 
 
-def test_rows_that_see_nothing_are_zero() -> None:
+def test_rows_that_see_nothing_are_zero(kernel: Kernel) -> None:
     """A rule under which the first queries see no key at all."""
     a = attention(6)
     mask = lazy_mask(
@@ -220,7 +235,7 @@ def test_rows_that_see_nothing_are_zero() -> None:
     sums = AttentionSums.zeros(4, 6)
     builder = MapBuilder(4, 6)
     wanted = WantedMap(builder, [0, 1, 2, 3])
-    attend_in_blocks(a, output=output, sums=sums, needs=OF_ATTENTION, wanted=wanted)
+    attend_in_blocks(a, output=output, sums=sums, needs=OF_ATTENTION, wanted=wanted, kernel=kernel)
     assert (output[:2] == 0).all()
     p = builder.result()
     torch.testing.assert_close(p.sum(-1), torch.tensor([0.0, 0, 1, 1, 1, 1]).expand(4, -1))
@@ -232,21 +247,21 @@ def test_rows_that_see_nothing_are_zero() -> None:
     assert sums.ratio_queries == 3  # those that see two keys or more
 
 
-def test_a_map_of_some_heads_and_of_their_mean() -> None:
+def test_a_map_of_some_heads_and_of_their_mean(kernel: Kernel) -> None:
     a = attention(10)
     p, _ = by_loops(a)
     for heads, expected in (([3, 0], p[[3, 0]]), (None, p.mean(0, keepdim=True))):
         builder = MapBuilder(len(expected), 10)
-        attend_in_blocks(a, output=None, wanted=WantedMap(builder, heads))
+        attend_in_blocks(a, output=None, wanted=WantedMap(builder, heads), kernel=kernel)
         torch.testing.assert_close(builder.result().double(), expected, atol=2e-6, rtol=0)
 
 
-def test_nan_is_not_hidden() -> None:
+def test_nan_is_not_hidden(kernel: Kernel) -> None:
     a = attention(5)
     a.k[0, 2, 1] = torch.nan
     output = torch.empty(5, 2, 2, 4)
     sums = AttentionSums.zeros(4, 5)
-    attend_in_blocks(a, output=output, sums=sums, needs=OF_ATTENTION)
+    attend_in_blocks(a, output=output, sums=sums, needs=OF_ATTENTION, kernel=kernel)
     for value in (sums.first_token, sums.received, sums.entropy, sums.row_max):
         assert value is not None
         assert value[:2].isnan().any()

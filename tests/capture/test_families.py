@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from gattn_viz.capture import collector, fused
 from gattn_viz.capture.collector import LayerCapture, Request
+from gattn_viz.capture.compiled import trusted_kernel
 from gattn_viz.capture.run import capture_batch, stream
 from gattn_viz.errors import GattnVizError
 from gattn_viz.metrics.layer import NEEDS, LayerSums, Need
@@ -662,6 +663,21 @@ def test_the_fused_path_on_request(name: str, chunk: int | None, monkeypatch: py
     for layer, visible in FAMILIES[name].layers.items():
         assert (found.layers[0][layer].paths == {"fused"}) == (visible is everything)
         assert_sums(found.layers[0][layer].sums, expected_statistics(name, 150, layer), visible, needs)
+
+
+@families
+@pytest.mark.parametrize("chunk", [None, 64])
+def test_the_compiled_path_on_request(name: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts longer than these by its own choice."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(collector, "kernel_for", lambda attention: trusted_kernel())
+    found = run(name, family_model(name), [prompt_of(150)], everything_of(name), chunk=chunk)
+    assert_close_to_largest(found.hidden, eager(name, 150).hidden)
+    for layer, visible in FAMILIES[name].layers.items():
+        capture = found.layers[0][layer]
+        assert capture.paths == {"compiled"}
+        assert_sums(capture.sums, expected_statistics(name, 150, layer), visible, NEEDS)
+        torch.testing.assert_close(capture.probabilities, eager(name, 150).weights[layer], atol=TOLERANCE, rtol=0)
 
 
 class Largest(TorchDispatchMode):
