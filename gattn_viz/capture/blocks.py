@@ -92,10 +92,7 @@ def attend_in_blocks(
             if output is not None or (part is not None and part.has(kv_head.heads)):
                 kv_head.take(rows, columns, hidden)
                 if part is not None and part.has(kv_head.heads):
-                    p = kv_head.probabilities()
-                    if wanted is not None and wanted.weighing is not None:
-                        wanted.weighing.weigh(p, kv_head.heads, rows, columns)
-                    part.add(kv_head.heads, p)
+                    kv_head.add_to(part, rows, columns)
         if wanted is not None and part is not None:
             wanted.builder.add(part.kept.float(), part.first_query, part.first_key)
     if output is not None:
@@ -235,9 +232,16 @@ class _KVHead:
             product = self.product[self.rows].view(-1, self.product.shape[-1])
             torch.mm(self.e.view(len(product), -1), self.values[self.columns], out=product)
 
-    def probabilities(self) -> Tensor:
-        """(G, R, C) of the block, a tensor of its own."""
-        return (self.e * self.over_total[self.rows][..., None]).transpose(0, 1)
+    def add_to(self, part: _PartOfMap, rows: range, columns: range) -> None:
+        """Add the block's probabilities to the rows of a map, weighed if they are to be."""
+        over_total = self.over_total[self.rows]
+        if part.chosen is None and part.weighing is None:
+            part.add_sum(over_total, self.e)
+            return
+        p = (self.e * over_total[..., None]).transpose(0, 1)  # (G, R, C), a tensor of its own
+        if part.weighing is not None:
+            part.weighing.weigh(p, self.heads, rows, columns)
+        part.add(self.heads, p)
 
     def finish(self, sums: AttentionSums | None, seen: Tensor) -> None:
         """Divide by the sums of exponentials, and add up; `seen` (Q,) is how many keys each query sees."""
@@ -343,6 +347,7 @@ class _PartOfMap:
     """The rows of a map that a block has, while the heads come in."""
 
     chosen: list[int] | None  # None: the mean
+    weighing: Weighing | None
     heads: int
     first_query: int
     first_key: int
@@ -356,6 +361,7 @@ class _PartOfMap:
         kept = 1 if wanted.heads is None else len(wanted.heads)
         return cls(
             wanted.heads,
+            wanted.weighing,
             attention.heads,
             first,
             attention.first_key + columns.start,
@@ -364,6 +370,10 @@ class _PartOfMap:
 
     def has(self, heads: slice) -> bool:
         return self.chosen is None or any(heads.start <= head < heads.stop for head in self.chosen)
+
+    def add_sum(self, factors: Tensor, e: Tensor) -> None:
+        """Take up (R, G) factors times (R, G, C) exponentials for the mean, without a tensor of their products."""
+        self.kept[0, :, None].baddbmm_(factors[:, None], e, alpha=1 / self.heads)
 
     def add(self, heads: slice, p: Tensor) -> None:
         """Take up (G, R, C) probabilities of some heads."""
