@@ -110,8 +110,8 @@ class OursMaps(Ours):
     Of four layers; the whole model has no others, so each layer pays for a map.
     """
 
-    def __init__(self, name: str, title: str, package: str | None = None) -> None:
-        self.name, self.title, self.package = name, title, package
+    name = "ours_maps"
+    title = "ours, 4 maps"
 
     def prepare(self, model: Qwen3ForCausalLM) -> None:
         super().prepare(model)
@@ -202,8 +202,7 @@ CONTENDERS: dict[str, Contender] = {
         OursSums("ours_first_token", "ours, first-token mass", frozenset({"first_token"})),
         OursSums("ours_all", "ours, all measures", ALL),
         OursSums("ours_all_numba", "ours, all measures, numba", ALL, "numba"),
-        OursMaps("ours_maps", "ours, 4 maps"),
-        OursMaps("ours_maps_numba", "ours, 4 maps, numba", "numba"),
+        OursMaps(),
         Eager(),
         TransformerLens(),
         NNsight(),

@@ -29,7 +29,6 @@ LOOKS = {
     "ours_all": (VARIANT_COLORS["gate_headwise"], "-", "s"),
     "ours_all_numba": (VARIANT_COLORS["gate_headwise"], "-", "s"),
     "ours_maps": (VARIANT_COLORS["gate_elementwise"], "-", "D"),
-    "ours_maps_numba": (VARIANT_COLORS["gate_elementwise"], "-", "D"),
     "eager": (OTHER_COLORS[0], "--", "^"),
     "transformer_lens": (OTHER_COLORS[1], "--", "v"),
     "nnsight": (OTHER_COLORS[2], "--", "P"),

@@ -9,7 +9,7 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ import torch
 
 import gattn_viz
 from gattn_viz import GattnVizError, Options, Prompt, Run, attention_maps, sink_stats
+from gattn_viz.capture import collector
 from gattn_viz.capture import run as capture_run
 from gattn_viz.capture.collector import Request
 from gattn_viz.capture.run import stream
@@ -27,6 +28,7 @@ from gattn_viz.metrics.over_prompts import layer_rows
 from gattn_viz.metrics.pooling import MapView
 from gattn_viz.models.loading import load
 from gattn_viz.models.names import resolve
+from gattn_viz.pipeline.stats import IN_WORDS
 from tests.conftest import GATES, tiny_model
 
 PROMPTS = [Prompt("cats", "the cat sat on the mat", None, None), Prompt("dogs", "the dog and the log", None, None)]
@@ -156,6 +158,9 @@ class TestSinkStats:
             assert table.attrs["chat"] is False
             for model in ("gate_headwise", "baseline"):
                 assert f"{model} attention: {words}\n" in caplog.text
+
+    def test_each_way_has_words(self) -> None:
+        assert set(IN_WORDS) == set(get_args(collector.Path))
 
     def test_no_prompt_is_kept(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         taken: list[weakref.ref[LayerSums]] = []

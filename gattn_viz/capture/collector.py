@@ -184,11 +184,12 @@ class Collector:
         wanted = self._wanted(partial, layer, attention)
 
         path: Path = _choose_path(attention, needs)
-        kernel = None
         pooled = path == "fused" and wanted is not None and _can_pool(attention, wanted)
         if wanted is not None and not pooled and _has_most_rows(attention, wanted):
             path = "blocks"  # which go through most of the rows anyway
-        if path == "blocks" and (kernel := kernel_for(attention)) is not None:
+        # of maps and first tokens alone torch makes less work than the kernel, which has one way for everything
+        kernel = kernel_for(attention) if path == "blocks" and "entropy" in needs else None
+        if kernel is not None:
             path = "compiled"
         partial.paths.add(path)
         if path == "fused":

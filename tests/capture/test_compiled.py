@@ -172,8 +172,13 @@ class TestWhen:
         assert by_kernel[1].sums is not None
         assert by_torch[1].sums is not None
         np.testing.assert_allclose(by_kernel[1].sums.entropy, by_torch[1].sums.entropy, rtol=1e-5)
-        [first] = capture(model, [prompt], Request(needs=frozenset({"first_token"})))
-        assert first[1].paths == {"fused"}  # which costs less still
+        for less, path in (
+            (Request(needs=frozenset({"first_token"})), "fused"),
+            (Request(maps=frozenset({1})), "blocks"),
+            (Request(needs=frozenset({"received"})), "blocks"),
+        ):
+            [found] = capture(model, [prompt], less)
+            assert found[1].paths == {path}  # which costs less still
 
 
 class TestTrust:
