@@ -73,13 +73,14 @@ class Plain(Contender):
 
 
 class Ours(Contender):
-    """`gattn_viz.capture.run.stream`, as the commands call it, but numba helps with any prompt, or with none."""
+    """`gattn_viz.capture.run.stream`, as the commands call it, but numba helps always, or never."""
 
     request: Request
 
     def run(self, ids: Tensor) -> list[LayerCapture]:
         layers: list[LayerCapture] = []
-        with patch.object(compiled, "LEAST_SCORES", 0 if self.package == "numba" else math.inf):
+        least_scores = 0 if self.package == "numba" else math.inf
+        with patch.multiple(compiled, LEAST_SCORES=least_scores, MOST_THREADS=math.inf):
             stream(self.model, ids.tolist(), self.request, lambda prompt, layer: layers.append(layer))
         return layers
 

@@ -20,12 +20,12 @@ RowKernel = Callable[..., None]
 # Below this many scores of a layer, importing numba takes longer than it saves.
 LEAST_SCORES = 4_000_000
 
-# The kernel runs in one thread, in some .4 of the time of what it replaces, which torch splits among its threads.
-MOST_THREADS = 2
+# The kernel runs in one thread; torch splits what it replaces, and with two threads is as fast (`benchmarks/`).
+MOST_THREADS = 1
 
 
 def kernel_for(attention: Attention) -> RowKernel | None:
-    """The kernel where it is of use: many scores in float32, on a CPU, and few threads; else None."""
+    """The kernel where it is of use: many scores in float32, on a CPU, and one thread; else None."""
     q = attention.q
     scores = len(q) * attention.heads * attention.k.shape[1]
     if q.device.type != "cpu" or q.dtype != torch.float32 or scores < LEAST_SCORES:
