@@ -44,7 +44,6 @@ NARROW, MODERATE = 32, 64.0
 # Sums of exponentials that float32 holds well enough without the largest score taken out, times values too.
 LEAST_SUM, LARGEST_SUM = 1e-20, 1e28
 
-
 # The score of a key that a row does not see: finite, so that 0 times it is 0.
 HIDDEN = torch.finfo(torch.float32).min / 2
 

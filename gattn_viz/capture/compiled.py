@@ -37,7 +37,8 @@ def kernel_for(attention: Attention) -> RowKernel | None:
 def trusted_kernel() -> RowKernel | None:
     """The kernel, compiled; None without numba, or where it does not find what torch does.
 
-    numba need not be there, and what it makes depends on the processor: without it attention takes longer.
+    numba need not be there nor go with the numpy that is, and what it makes depends on the processor: without it
+    attention takes longer.
     """
     try:
         import numba
@@ -45,10 +46,10 @@ def trusted_kernel() -> RowKernel | None:
         if numba.config.DISABLE_JIT:
             return None
         from gattn_viz.capture.row_kernel import reduce_rows
-    except ImportError:
-        return None
-    try:
+
         off = _largest_difference(reduce_rows)
+    except ModuleNotFoundError:
+        return None
     except Exception as error:  # of a compiler there is no list of what may be raised
         log.warning("numba is not used, and attention takes longer: %s", first_line(error))
         return None

@@ -195,6 +195,18 @@ class TestTrust:
         assert trusted_kernel() is None
         assert not caplog.text
 
+    def test_a_numba_that_does_not_go_with_numpy(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Refusing:
+            def find_spec(self, name: str, *rest: Any) -> None:
+                if name == "numba":
+                    raise ImportError("Numba needs NumPy 2.5 or less. Got NumPy 3.0.")
+
+        monkeypatch.delitem(sys.modules, "numba")
+        monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+        self.refused(caplog, "Numba needs NumPy 2.5 or less")
+
     def test_nor_is_it_used_where_it_would_interpret(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """NUMBA_DISABLE_JIT=1: a hundred times slower than torch."""
         import numba
