@@ -202,10 +202,15 @@ def _first_tokens(text: str, tokenizer: Any, special: bool, enough: int | None) 
     """The tokens of a text, or of a long one more than `enough` from its beginning; and whether those are all.
 
     Where a text is cut, the last tokens are others than those of the whole text: `SPARE_TOKENS` more are made.
+    It is cut between words if it can be: to some tokenizers a long one is one unknown token, a part of it not.
     """
     length = len(text) if enough is None else CHARACTERS_A_TOKEN * (enough + SPARE_TOKENS)
     while True:
-        ids = list(tokenizer(text[:length], add_special_tokens=special, verbose=False)["input_ids"])
+        part = text[:length]
+        if length < len(text):
+            words = part.rsplit(maxsplit=1)
+            part = words[0] if len(words) == 2 else part
+        ids = list(tokenizer(part, add_special_tokens=special, verbose=False)["input_ids"])
         if length >= len(text) or (enough is not None and len(ids) >= enough + SPARE_TOKENS):
             return ids, length >= len(text)
         length *= 8

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -418,6 +418,7 @@ PIECES = st.sampled_from(["a", "ab", " ", "a b ", "é", "the ", "\n", "b" * 300,
 @given(
     text=st.lists(PIECES, min_size=1, max_size=60).map("".join), times=st.integers(1, 6), limit=st.integers(1, 9)
 )
+@example(text="a" + 90 * " " + "a" + 400 * "b", times=1, limit=2)  # a word too long to be known, unless it is cut
 def test_a_text_that_is_cut_first_has_the_same_tokens(
     any_tokenizer: Any, text: str, times: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
